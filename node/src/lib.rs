@@ -1,0 +1,4 @@
+//! The tokio shell of Tieline: disk, swarm, harness processes, doors. `tieline-proto` decides, this crate acts.
+
+pub mod handle;
+pub mod harness;

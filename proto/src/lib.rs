@@ -1,0 +1,14 @@
+//! The pure core of Tieline: no socket, file, clock, task or OS randomness. `(input, now) → outputs`.
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`id`], [`time`] | identifiers and clocks as data |
+//! | [`entry`], [`event`] | what logs and run journals hold |
+//! | [`link`], [`api`] | what nodes and clients say |
+
+pub mod api;
+pub mod entry;
+pub mod event;
+pub mod id;
+pub mod link;
+pub mod time;

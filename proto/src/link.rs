@@ -1,0 +1,286 @@
+//! What two nodes of an org say to each other once their link is up.
+//!
+//! A frame is a JSON head of this module's [`Message`] and a binary tail (payloads, raw journal lines, blob chunks),
+//! so that bulk bytes are neither escaped nor copied. Frames travel in *lanes*: one control lane, and one lane for
+//! each turn and each transfer, so that nothing queues behind a busy neighbour.
+
+use serde::{Deserialize, Serialize};
+
+use crate::entry::{Auth, MemberSpec};
+use crate::event::Answer;
+use crate::id::{Attempt, ChannelId, ChannelName, Hash, Incarnation, MemberId, MessageId, Seq};
+
+/// Names one try at one turn of one channel.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
+pub struct AttemptId {
+    /// The channel.
+    pub channel: ChannelId,
+    /// The run message.
+    pub run: MessageId,
+    /// The try.
+    pub attempt: Attempt,
+}
+
+/// Where a frame travels.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Lane {
+    /// Short frames that must never wait.
+    Control,
+    /// A turn's events.
+    Turn(AttemptId),
+    /// A transfer, by number.
+    Bulk(u64),
+}
+
+/// The head of a frame.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(tag = "m", rename_all = "kebab-case")]
+pub enum Message {
+    /// First frame of either side: what it can do and how far its resident journal is.
+    Hello {
+        /// Highest protocol version spoken.
+        version: u32,
+        /// What to call this node.
+        name: String,
+        /// Addresses it listens on.
+        addrs: Vec<String>,
+        /// Life of its resident journal.
+        incarnation: Incarnation,
+        /// Records in it.
+        count: u64,
+        /// Head of its chain.
+        head: Hash,
+    },
+    /// Asks for proof that the far side is alive and reads its frames.
+    Probe {
+        /// Random.
+        nonce: u64,
+    },
+    /// Answers [`Message::Probe`].
+    ProbeOk {
+        /// The probe's.
+        nonce: u64,
+    },
+
+    /// Home → resident: run this. Tail: the payload.
+    Deliver {
+        /// Which try.
+        id: AttemptId,
+        /// Whose turn.
+        member: MemberId,
+        /// The member's settings now.
+        spec: MemberSpec,
+        /// The channel's name, for the agent's environment.
+        name: String,
+        /// How the harness resumes.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        session: Option<String>,
+        /// Hash of the payload.
+        payload: Hash,
+        /// Files the payload cites; the resident fetches what it lacks before it starts.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        attachments: Vec<crate::entry::Attachment>,
+        /// An earlier attempt may have left its prompt in the harness's history.
+        #[serde(default)]
+        again: bool,
+    },
+    /// Resident → home: it is durable here and about to run.
+    Accepted {
+        /// Which try.
+        id: AttemptId,
+        /// Life of the resident's journal.
+        incarnation: Incarnation,
+        /// Records in it, this acceptance included.
+        count: u64,
+        /// Head of its chain.
+        head: Hash,
+        /// The resident's signature.
+        auth: Auth,
+    },
+    /// Resident → home: this box's owner does not allow it, or it cannot be done here. Final for the attempt.
+    Refused {
+        /// Which try.
+        id: AttemptId,
+        /// Stable word for why.
+        code: String,
+        /// Why, in words, with what to do about it.
+        message: String,
+    },
+    /// Resident → home: events from index `first` on. Tail: their raw lines.
+    Events {
+        /// Which try.
+        id: AttemptId,
+        /// Index of the first line.
+        first: u64,
+    },
+    /// Home → resident: all events below `upto` are durable at the home.
+    EventsAck {
+        /// Which try.
+        id: AttemptId,
+        /// One past the last durable index.
+        upto: u64,
+    },
+    /// Resident → home: the attempt ended; its last event, which says how, has been synced here.
+    Finished {
+        /// Which try.
+        id: AttemptId,
+        /// Events in the journal.
+        events: u64,
+        /// Its length in bytes.
+        length: u64,
+        /// Its hash.
+        journal: Hash,
+        /// How the harness resumes.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        session: Option<String>,
+        /// The resident's signature.
+        auth: Auth,
+    },
+    /// Home → resident: the end is in the log; forget the attempt.
+    FinishedAck {
+        /// Which try.
+        id: AttemptId,
+    },
+    /// Home → resident: interrupt the attempt.
+    Stop {
+        /// Which try.
+        id: AttemptId,
+    },
+    /// Resident → home: the interrupt reached the harness, or there was nothing to interrupt.
+    StopOk {
+        /// Which try.
+        id: AttemptId,
+    },
+    /// Home → resident: the answer to a question of the attempt.
+    Answer {
+        /// Which try.
+        id: AttemptId,
+        /// Which question.
+        ask: String,
+        /// The answer.
+        answer: Answer,
+        /// Approvals: hash of the action that was shown.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        digest: Option<Hash>,
+    },
+    /// Resident → home: the answer reached the harness, or is moot.
+    AnswerOk {
+        /// Which try.
+        id: AttemptId,
+        /// Which question.
+        ask: String,
+    },
+    /// Home → resident: end the member's process.
+    Kill {
+        /// The channel.
+        channel: ChannelId,
+        /// The member.
+        member: MemberId,
+    },
+    /// Home → resident after a link came up: what became of these attempts?
+    Reconcile {
+        /// Attempts the home thinks run there, each with the number of events it holds durably.
+        attempts: Vec<(AttemptId, u64)>,
+        /// The resident journal's life and length that the home last recorded.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        known: Option<(Incarnation, u64)>,
+    },
+    /// Resident → home: the answer.
+    Report {
+        /// Life of the resident's journal.
+        incarnation: Incarnation,
+        /// Head of its chain at the length the home named, if it is that long.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        head_at: Option<Hash>,
+        /// One verdict for each attempt asked about.
+        verdicts: Vec<(AttemptId, Verdict)>,
+    },
+
+    /// Asks for a blob by hash.
+    BlobGet {
+        /// Number of the transfer, chosen by the asker.
+        transfer: u64,
+        /// Channel whose members may read it.
+        channel: ChannelId,
+        /// Which.
+        hash: Hash,
+    },
+    /// A piece of a blob. Tail: the bytes.
+    BlobChunk {
+        /// The transfer.
+        transfer: u64,
+        /// Place of the piece.
+        offset: u64,
+        /// Whether it is the last.
+        last: bool,
+    },
+    /// The far side has no such blob, or it may not be read.
+    BlobMissing {
+        /// The transfer.
+        transfer: u64,
+    },
+
+    /// A request of the API, passed on by a node to the home. Tail: its JSON.
+    Call {
+        /// Number of the call, chosen by the caller.
+        call: u64,
+        /// The agent that calls, when it is one that lives on the calling node.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        member: Option<(ChannelId, MemberId, Option<MessageId>)>,
+        /// Posts: the signed draft.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        auth: Option<Auth>,
+    },
+    /// The answer to [`Message::Call`]. Tail: JSON of `{"ok":…}` or `{"error":…}`.
+    Reply {
+        /// The call.
+        call: u64,
+    },
+    /// One frame of a subscription that a [`Message::Call`] opened. Tail: JSON of the frame.
+    Feed {
+        /// The call.
+        call: u64,
+    },
+    /// Ends a subscription, by either side.
+    FeedEnd {
+        /// The call.
+        call: u64,
+    },
+
+    /// Asks for the org's chain from a seq on.
+    OrgGet {
+        /// First entry wanted.
+        from: Seq,
+    },
+    /// Lines of the org's chain. Tail: the lines, seals included.
+    OrgLines {
+        /// First entry in it.
+        from: Seq,
+    },
+    /// Tells the far side what its channels are. Names are for people.
+    Channels {
+        /// Channels whose home is the sender, with their names and heads.
+        homed: Vec<(ChannelId, ChannelName, Seq, Hash)>,
+    },
+
+    /// A message of a newer version; ignored.
+    #[serde(other)]
+    Unknown,
+}
+
+/// What a resident knows of an attempt.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(tag = "is", rename_all = "kebab-case")]
+pub enum Verdict {
+    /// It runs, or its end has not been acknowledged: events follow from where the home stands.
+    Known,
+    /// Durable here, provably never handed to the harness, and never will be.
+    NeverStarted,
+    /// No trace of it here.
+    Absent,
+    /// It was handed to the harness and nobody saw how it ended.
+    Ambiguous {
+        /// The evidence, in words.
+        reason: String,
+    },
+}
