@@ -1,0 +1,4 @@
+//! The network.
+pub mod addr;
+pub mod stream;
+pub mod swarm;
