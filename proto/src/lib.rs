@@ -7,6 +7,7 @@
 //! | [`link`], [`api`] | what nodes and clients say |
 
 pub mod api;
+pub mod crypto;
 pub mod entry;
 pub mod event;
 pub mod id;
