@@ -13,3 +13,4 @@ pub mod event;
 pub mod id;
 pub mod link;
 pub mod time;
+pub mod wire;
