@@ -12,5 +12,7 @@ pub mod entry;
 pub mod event;
 pub mod id;
 pub mod link;
+pub mod org;
 pub mod time;
+pub mod topic;
 pub mod wire;
