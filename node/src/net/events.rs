@@ -30,7 +30,7 @@ pub enum NetEvent {
         /// What the org calls it.
         name: String,
         /// Its transport peer id, for the peer book.
-        peer: PeerId,
+        peer_id: PeerId,
         /// The address it was reached at, when this side dialled.
         addr: Option<Multiaddr>,
     },

@@ -184,7 +184,7 @@ mod tests {
         for step in 1..5 {
             probed(&mut health, START + step * PROBE_EVERY_MS, step);
         }
-        assert_eq!(health.trust(START + SUSPECT_AFTER_MS - 1), Trust::Proven);
+        assert_eq!(health.trust(START + (SUSPECT_AFTER_MS - 1)), Trust::Proven);
         assert_eq!(health.trust(START + SUSPECT_AFTER_MS), Trust::Suspect);
         let end = START + DOWN_AFTER_MS;
         assert_eq!(health.poll(end, START, || 9), Some(Action::GiveUp("no probe answered for 10 s".to_owned())));

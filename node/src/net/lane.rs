@@ -14,7 +14,7 @@ use libp2p::Stream;
 use rand_chacha::ChaCha20Rng;
 use tieline_proto::crypto::stream::StreamKey;
 use tieline_proto::link::{Lane, Message};
-use tieline_proto::wire;
+use tieline_proto::wire::codec;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::time::{Duration, Instant, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -110,7 +110,7 @@ impl Lanes {
     /// Queues a frame on a lane, as soon as there is room. Dropped before it is ready, it sends nothing.
     pub(super) async fn send(&self, lane: Lane, message: &Message, tail: &[u8]) -> Result<(), SendError> {
         let mut frame = Vec::new();
-        wire::encode(message, tail, &mut frame)?;
+        codec::encode(message, tail, &mut frame)?;
         loop {
             let queue = self.queue(lane)?;
             match queue.push(&frame).await {

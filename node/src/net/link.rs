@@ -11,23 +11,24 @@ use futures::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use libp2p::swarm::ConnectionId;
 use libp2p::{Multiaddr, PeerId, Stream};
 use rand_chacha::ChaCha20Rng;
-use rand_core::Rng;
+use rand_core::{Rng, SeedableRng};
 use tieline_proto::crypto::noise::Session;
 use tieline_proto::crypto::record::{Opener, Sealer};
 use tieline_proto::id::NodeId;
 use tieline_proto::link::{Lane, Message};
 use tieline_proto::time::Millis;
-use tieline_proto::wire::{self, Decoder};
+use tieline_proto::wire::codec::{self, Decoder};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Duration, Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::events::{EventSender, NetEvent};
 use super::health::{Action, Health, Trust};
 use super::lane::{self, Lanes};
 use super::queue::{FrameQueue, PushError};
-use super::{NoteSender, SendError};
+use super::{NoteSender, SendError, Shared};
 
 /// Bytes of control frames that may wait to be written. What overflows it means a far side that does not read.
 pub(super) const CONTROL_QUEUE_BYTES: u32 = 4 << 20;
@@ -118,13 +119,14 @@ pub(super) struct Context {
     pub link: Arc<Link>,
     pub events: EventSender,
     pub notes: NoteSender,
+    pub shared: Arc<Shared>,
 }
 
 impl Link {
     /// Queues a frame on the control lane. Closes the link when there is no room.
     pub(super) fn send(&self, message: &Message, tail: &[u8]) -> Result<(), SendError> {
         let mut frame = Vec::new();
-        wire::encode(message, tail, &mut frame)?;
+        codec::encode(message, tail, &mut frame)?;
         match self.control.push_now(&frame) {
             Ok(()) => Ok(()),
             Err(PushError::Closed) => Err(SendError::NoLink),
@@ -197,8 +199,7 @@ pub(super) struct Runner {
 pub(super) fn prepare(
     established: Established,
     number: u64,
-    events: EventSender,
-    notes: NoteSender,
+    (events, notes, shared): (EventSender, NoteSender, Arc<Shared>),
     rng: ChaCha20Rng,
 ) -> (Arc<Link>, Runner) {
     let (lane_streams, from_lane_streams) = mpsc::channel(LANE_STREAMS_WAITING_MAX);
@@ -221,7 +222,7 @@ pub(super) fn prepare(
         reason: OnceLock::new(),
         lane_streams,
     });
-    let context = Context { link: link.clone(), events, notes };
+    let context = Context { link: link.clone(), events, notes, shared };
     (link, Runner { established, context, lane_streams: from_lane_streams, new_lanes, rng })
 }
 
@@ -231,17 +232,12 @@ impl Runner {
         let Self { established, context, mut lane_streams, mut new_lanes, mut rng } = self;
         let Established { name, session, stream, remote, dialled, .. } = established;
         let link = context.link.clone();
-        let up = NetEvent::LinkUp {
-            node: link.node,
-            name,
-            peer: link.peer,
-            addr: dialled.then_some(remote),
-        };
+        let up = NetEvent::LinkUp { node: link.node, name, peer_id: link.peer, addr: dialled.then_some(remote) };
         let (sealer, opener) = session.split();
         let (read, write) = stream.split();
         let mut tasks = JoinSet::new();
         // Apart from the others, because it writes the last frames when they have been stopped.
-        let mut writer = tokio::spawn(write_control(context.clone(), write, sealer));
+        let mut writer = AbortOnDropHandle::new(tokio::spawn(write_control(context.clone(), write, sealer)));
         tasks.spawn(read_control(context.clone(), read, opener, up));
         let reason = loop {
             let probe_at = link.begun + Duration::from_millis(link.health().poll_at().0);
@@ -256,7 +252,7 @@ impl Runner {
                 () = sleep_until(probe_at) => {}
                 () = link.probe.notified() => {}
                 Some(new) = new_lanes.recv() => {
-                    drop(tasks.spawn(lane::write(context.clone(), new, super::fork(&mut rng))));
+                    drop(tasks.spawn(lane::write(context.clone(), new, rng.fork())));
                 }
                 Some(stream) = lane_streams.recv() => {
                     if !link.lanes.admit() {
@@ -302,7 +298,7 @@ fn tend(link: &Link, rng: &mut ChaCha20Rng) -> Result<(), CloseReason> {
 }
 
 /// Tells the far side why, if it still listens, and stops the writer.
-async fn farewell(link: &Link, reason: &CloseReason, writer: &mut tokio::task::JoinHandle<Result<(), CloseReason>>) {
+async fn farewell(link: &Link, reason: &CloseReason, writer: &mut AbortOnDropHandle<Result<(), CloseReason>>) {
     let bye = Message::Bye { code: reason.code.to_owned(), reason: reason.words.clone() };
     let _ = link.send(&bye, &[]);
     link.control.close();
@@ -348,7 +344,7 @@ async fn read_control(
             Some((Message::ProbeOk { nonce }, _)) => {
                 let proved = link.health().proved(nonce, link.now());
                 if let Some(up) = up.take_if(|_| proved) {
-                    context.notes.up(link).await;
+                    context.shared.up(link);
                     context.events.control(link.number, up).await.map_err(|_| stopping())?;
                     // Frames of lanes wait for this, so that none is seen before the link is up.
                     link.proven.send_replace(true);
