@@ -13,6 +13,7 @@ pub mod event;
 pub mod id;
 pub mod link;
 pub mod org;
+pub mod pairing;
 pub mod time;
 pub mod topic;
 pub mod wire;
