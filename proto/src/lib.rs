@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`id`], [`time`] | identifiers and clocks as data |
 //! | [`entry`], [`event`] | what logs and run journals hold |
+//! | [`log`] | the hash chain: building, sealing, verifying |
 //! | [`link`], [`api`] | what nodes and clients say |
 
 pub mod api;
@@ -12,7 +13,9 @@ pub mod entry;
 pub mod event;
 pub mod id;
 pub mod link;
+pub mod log;
 pub mod org;
+pub mod pairing;
 pub mod time;
 pub mod topic;
 pub mod wire;
