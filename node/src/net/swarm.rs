@@ -33,8 +33,11 @@ pub const PROVIDER_REPUBLISH: Duration = Duration::from_secs(30 * 60);
 /// How long a DHT query may take: long enough for several dead peers in a row.
 pub const QUERY_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Topics this node provides, over all its channels and the days beside today.
-const PROVIDED_KEYS_MAX: usize = 1024;
+/// Topics of strangers whose providers this node keeps as part of the DHT. Some 5 MiB with a provider or two each.
+pub const KEYS_KEPT_MAX: usize = 4096;
+
+/// Topics that this node provides itself: room that strangers can't take.
+const KEYS_OWN_MAX: usize = 16;
 
 /// How long a transport may take to become a connection.
 const UPGRADE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -155,7 +158,8 @@ fn kademlia(peer: PeerId) -> kad::Behaviour<MemoryStore> {
         // Both go through our own bounds: see `discovery`.
         .set_record_filtering(kad::StoreInserts::FilterBoth)
         .set_kbucket_inserts(kad::BucketInserts::Manual);
-    let store = MemoryStoreConfig { max_records: 0, max_provided_keys: PROVIDED_KEYS_MAX, ..Default::default() };
+    let store =
+        MemoryStoreConfig { max_records: 0, max_provided_keys: KEYS_KEPT_MAX + KEYS_OWN_MAX, ..Default::default() };
     let mut kad = kad::Behaviour::with_config(peer, MemoryStore::with_config(peer, store), config);
     kad.set_mode(Some(kad::Mode::Client));
     kad
