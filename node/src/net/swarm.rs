@@ -140,7 +140,10 @@ pub fn build(keypair: &Keypair, transport: BoxedTransport, smart_dial: bool) -> 
     };
     let config = libp2p::swarm::Config::with_tokio_executor()
         .with_idle_connection_timeout(IDLE_TIMEOUT)
-        .with_max_negotiating_inbound_streams(NEGOTIATING_MAX);
+        .with_max_negotiating_inbound_streams(NEGOTIATING_MAX)
+        // A stream's protocol is named in its first packet, without waiting for an answer: a round trip less for every
+        // lane and every handshake.
+        .with_substream_upgrade_protocol_override(Version::V1Lazy);
     let config = if smart_dial { config.with_smart_dial() } else { config };
     Swarm::new(transport, behaviour, peer, config)
 }
