@@ -10,6 +10,7 @@ use tieline_proto::wire::codec;
 use tokio::time::{Duration, Instant, timeout};
 
 use super::Driver;
+use crate::net::OrgView;
 use crate::net::handshake::{HandshakeError, Verified};
 use crate::net::link::{self, CloseReason, Established, Link};
 use crate::net::stream::Purpose;
@@ -41,6 +42,8 @@ pub(super) struct Shaken {
     connection: ConnectionId,
     /// The node we began it with; `None` when the far side began.
     with: Option<NodeId>,
+    /// The org as it was known when it began.
+    view: Arc<OrgView>,
     /// `None`: it was called off.
     outcome: Option<Result<(Verified, Stream), HandshakeError>>,
 }
@@ -56,6 +59,7 @@ impl Driver {
         let cancel = attempt.cancel.clone();
         let (identity, rng, notes) = (self.identity(), self.fork(), self.note_sender.clone());
         self.handshakes.spawn(async move {
+            let view = identity.view.clone();
             let shake = async {
                 let mut stream = notes.open(peer, connection, Purpose::Link).await?;
                 let verified = identity.initiate(&mut stream, peer, node, rng).await?;
@@ -65,7 +69,7 @@ impl Driver {
                 outcome = shake => Some(outcome),
                 () = cancel.cancelled() => None,
             };
-            Shaken { peer, connection, with: Some(node), outcome }
+            Shaken { peer, connection, with: Some(node), view, outcome }
         });
     }
 
@@ -82,12 +86,13 @@ impl Driver {
         let (identity, rng) = (self.identity(), self.fork());
         self.handshakes.spawn(async move {
             let outcome = identity.respond(&mut stream, peer, rng).await;
-            Shaken { peer, connection, with: None, outcome: Some(outcome.map(|verified| (verified, stream))) }
+            let outcome = Some(outcome.map(|verified| (verified, stream)));
+            Shaken { peer, connection, with: None, view: identity.view, outcome }
         });
     }
 
     pub(super) fn on_shaken(&mut self, shaken: Shaken) {
-        let Shaken { peer, connection, with, outcome } = shaken;
+        let Shaken { peer, connection, with, view, outcome } = shaken;
         match with {
             None => {
                 if let Some(of_peer) = self.half_open.get_mut(&peer) {
@@ -130,20 +135,26 @@ impl Driver {
             }
             Some(Err(error)) => match with {
                 None => tracing::debug!(%peer, %error, "a handshake of a peer failed"),
-                Some(node) => self.on_not_shaken(node, peer, connection, &error),
+                Some(node) => self.on_not_shaken(node, (peer, connection), &view, &error),
             },
         }
     }
 
-    fn on_not_shaken(&mut self, node: NodeId, peer: PeerId, connection: ConnectionId, error: &HandshakeError) {
+    fn on_not_shaken(
+        &mut self,
+        node: NodeId,
+        (peer, connection): (PeerId, ConnectionId),
+        view: &Arc<OrgView>,
+        error: &HandshakeError,
+    ) {
         tracing::debug!(node = %node.short(), %peer, %error, "a handshake failed");
         // A connection on which nothing comes back may be dead; the next try shall not use it.
         if error.is_of_connection() && !self.carries_link(connection) {
             self.swarm.close_connection(connection);
         }
         let Some(wanted) = self.peers.get_mut(&node) else { return };
-        // A stranger's refusal says nothing about the node: it was a guess.
-        if error.is_refusal() && wanted.peer() == Some(peer) {
+        // A stranger's refusal says nothing about the node: it was a guess. Nor does one by what the org was before.
+        if error.is_refusal() && wanted.peer() == Some(peer) && Arc::ptr_eq(view, &self.view) {
             wanted.refuse(Instant::now(), &mut self.rng);
             self.shared.down(node, error.to_string());
         } else if let Some(attempt) = &mut wanted.attempt {
