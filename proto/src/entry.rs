@@ -206,6 +206,10 @@ pub enum Body {
         /// Whether the payload carried the conventions.
         #[serde(default)]
         briefed: bool,
+        /// How far the resident's journal was, as the home knew it: later, absence beyond it proves that this try
+        /// never arrived.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        seen: Option<JournalMark>,
     },
     /// The resident holds the attempt durably and is about to run it: *handed over*.
     AttemptAccepted {
@@ -213,12 +217,8 @@ pub enum Body {
         message: MessageId,
         /// Which try.
         attempt: Attempt,
-        /// The resident's journal life.
-        incarnation: Incarnation,
-        /// Records in the resident's journal, this one included.
-        count: u64,
-        /// Head of the resident's journal chain.
-        head: Hash,
+        /// How far the resident's journal is, the acceptance included.
+        mark: JournalMark,
     },
     /// The turn ended: *finished*.
     TurnFinished {
@@ -324,10 +324,17 @@ pub enum Body {
         /// Why, in words.
         reason: String,
     },
-    /// A round of agents ended without all of them.
+    /// A round of agents ended: all of them, or those that could in time.
     RoundClosed {
         /// The message that opened it.
         message: MessageId,
+        /// Which round.
+        number: u32,
+        /// The run messages that answered, in the order of the mentions.
+        results: Vec<MessageId>,
+        /// Who gets the results.
+        #[serde(default, skip_serializing_if = "Routed::is_empty")]
+        routed: Routed,
     },
     /// The channel's settings changed.
     ConfigChanged {
@@ -389,6 +396,17 @@ pub enum Body {
     /// An entry of a newer version. The line is kept and forwarded as it is, and shown as "newer message".
     #[serde(other)]
     Unknown,
+}
+
+/// A place in a resident's attempt journal.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct JournalMark {
+    /// The journal's life.
+    pub incarnation: Incarnation,
+    /// Records in it.
+    pub count: u64,
+    /// Head of its chain.
+    pub head: Hash,
 }
 
 /// What a channel's id is the hash of.
@@ -550,6 +568,9 @@ pub struct Delivery {
     pub hops: u32,
     /// Why the recipient gets it.
     pub why: Why,
+    /// It went over a brake: a `DeliveryHeld` follows.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub held: bool,
 }
 
 /// Why a delivery was made.
