@@ -102,6 +102,10 @@ hex_id! {
     DeviceId, 32, "a device id"
 }
 hex_id! {
+    /// A device's X25519 public key for Noise. Bound to its [`DeviceId`] by certificate, never converted from it.
+    NoiseKey, 32, "a noise key"
+}
+hex_id! {
     /// Names a channel: BLAKE3 of its creation draft's exact bytes, under a domain tag.
     ChannelId, 32, "a channel id"
 }

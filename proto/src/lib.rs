@@ -7,8 +7,10 @@
 //! | [`link`], [`api`] | what nodes and clients say |
 
 pub mod api;
+pub mod crypto;
 pub mod entry;
 pub mod event;
 pub mod id;
 pub mod link;
 pub mod time;
+pub mod wire;
