@@ -7,10 +7,12 @@
 //! | [`link`], [`api`] | what nodes and clients say |
 
 pub mod api;
+pub mod channel;
 pub mod crypto;
 pub mod entry;
 pub mod event;
 pub mod id;
 pub mod link;
 pub mod time;
+pub mod turn;
 pub mod wire;

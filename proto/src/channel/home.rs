@@ -11,6 +11,7 @@ use rand_core::Rng;
 use super::state::{Card, Queued, State, Turn, TurnPhase};
 use super::{ATTACHMENT_LEN_MAX, ATTACHMENTS_MAX, MEMBERS_MAX, POST_LEN_MAX, QUEUE_LEN_MAX};
 use crate::api::{ApiError, Code};
+use crate::crypto::sign::{AcceptedContent, FinishedContent};
 use crate::entry::{
     Attachment, Auth, Body, ChannelDraft, JournalMark, MemberChange, MemberKind, MemberSpec, NewEntry, Policy, Post,
     Round, Routed,
@@ -19,7 +20,7 @@ use crate::event::{Answer, Ask as EventAsk, AskKind, EVENT_LEN_MAX, Event, Outco
 use crate::id::{Attempt, ClientId, Epoch, Handle, Hash, Lamport, MemberId, MessageId, NodeId, Seq};
 use crate::link::{Asked, AttemptId, Message, Verdict};
 use crate::payload;
-use crate::route::{self, Origin, RouteError, RouteInput, RouteMember, RouteView};
+use crate::route::{self, Decision, Held, Origin, RouteError, RouteInput, RoundNext, RoundResult};
 use crate::time::{Millis, Now};
 use crate::wire::json;
 
@@ -273,8 +274,8 @@ impl RunProgress {
         let mut last: &[u8] = &[];
         let mut count = 0;
         for line in lines.split_inclusive(|byte| *byte == b'\n') {
-            let Some(line) = line.strip_suffix(b"\n") else { return Err(json::JsonError::NotALine) };
-            json::check_line(line, EVENT_LEN_MAX)?;
+            let Some(line) = line.strip_suffix(b"\n") else { return Err(json::JsonError::Truncated) };
+            json::check(line, json::Limits::line(EVENT_LEN_MAX))?;
             if line.starts_with(br#"{"type":"asked""#)
                 && let Ok(Event::Asked { ask }) = serde_json::from_slice(line)
             {
@@ -531,7 +532,7 @@ impl Home {
             return Err(ApiError::new(Code::NotFound, format!("there is no message #{target} to reply to")));
         }
         let message = self.state.message.next();
-        let routed = self.route(by, origin, &post.text, message)?;
+        let (routed, held) = self.route(by, origin, &post.text, message)?;
         for delivery in &routed.to {
             let full = self.state.members.get(&delivery.member).filter(|to| to.queue.len() >= QUEUE_LEN_MAX);
             if let Some(full) = full {
@@ -544,13 +545,13 @@ impl Home {
         let to = routed.to.iter().filter_map(|d| self.state.members.get(&d.member)).map(|m| m.spec.handle.clone());
         let to = to.collect();
         let cited = Cited { by, text: post.text.clone(), attachments: post.attachments.clone(), label: None };
-        let body = Body::Posted { message, client: client.clone(), run, post, routed };
+        let body = Body::Posted { message, client: client.clone(), run, post, routed: routed.clone() };
         let seq = self.append(step, context, by, auth, body);
         self.remember(seq, message, cited);
         if let Some(client) = client {
             self.clients.insert((poster, client), (message, seq));
         }
-        self.hold_and_pump(step, context, message);
+        self.hold_and_pump(step, context, message, &routed, held);
         Ok(Ask::Posted { message, seq, unknown, to })
     }
 
@@ -704,41 +705,32 @@ impl Home {
     fn route(
         &self,
         by: Option<MemberId>,
-        origin: Origin,
+        origin: Origin<'_>,
         text: &str,
         message: MessageId,
-    ) -> Result<Routed, OpError> {
-        let members = self.state.members.iter().filter(|(_, member)| !member.removed);
-        let members = members
-            .map(|(id, member)| RouteMember { id: *id, handle: &member.spec.handle, kind: member.spec.kind })
-            .collect::<Vec<_>>();
-        let view = RouteView {
-            members: &members,
-            starting_agent: self.state.config.starting_agent,
-            latest_agent: self.state.latest_agent,
-            turn_brake: self.state.config.turn_brake,
-        };
-        let kind = by.and_then(|id| self.state.members.get(&id)).map_or(MemberKind::System, |m| m.spec.kind);
-        let input = RouteInput { message, author: by, author_kind: kind, origin, text };
-        route::route(&view, &input).map_err(|error| match error {
-            RouteError::TooManyMentions { .. } => ApiError::new(Code::Limit, error.to_string())
-                .hint("name fewer members, or split the post"),
-        })
+    ) -> Result<(Routed, Vec<Held>), OpError> {
+        let author = by.and_then(|id| self.state.members.get(&id));
+        let author_kind = author.map_or(MemberKind::System, |author| author.spec.kind);
+        let input = RouteInput { message, author: by, author_kind, origin, untagged_to: None, text };
+        match route::route(&self.state, &input) {
+            Ok(Decision { routed, held, .. }) => Ok((mark_held(routed, &held), held)),
+            Err(error @ RouteError::TooManyMentions { .. }) => {
+                Err(ApiError::new(Code::Limit, error.to_string()).hint("name fewer members, or split the post"))
+            }
+        }
     }
 
     /// Writes cards for deliveries over a brake, then starts what can start.
-    fn hold_and_pump(&mut self, step: &mut Step, context: &mut Context<'_>, message: MessageId) {
-        let Some(Body::Posted { routed, .. } | Body::TurnFinished { routed, .. }) =
-            step.entries.last().map(|entry| entry.body.clone())
-        else {
-            return;
-        };
-        for delivery in routed.to.iter().filter(|delivery| delivery.held) {
+    fn hold_and_pump(
+        &mut self,
+        step: &mut Step,
+        context: &mut Context<'_>,
+        message: MessageId,
+        routed: &Routed,
+        held: Vec<Held>,
+    ) {
+        for Held { member, reason } in held {
             let card = self.state.message.next();
-            let handle = self.state.handle(Some(delivery.member)).to_owned();
-            let hops = delivery.hops;
-            let reason = format!("agents have passed this on {hops} times; @{handle} gets it only if you release it");
-            let member = delivery.member;
             self.append(step, context, None, Auth::Home, Body::DeliveryHeld { message, member, card, reason });
         }
         for delivery in routed.to.iter().filter(|delivery| !delivery.held) {
@@ -758,7 +750,7 @@ impl Home {
         }
         let Some(head) = member.queue.front() else { return };
         let round = head.round;
-        let alone = head.why == crate::entry::Why::Round;
+        let alone = !head.results.is_empty();
         let mut batch: Vec<Queued> = Vec::new();
         let mut bytes = 0;
         for queued in &member.queue {
@@ -798,7 +790,7 @@ impl Home {
         let messages = batch.iter().filter_map(|queued| {
             let cited = self.cited(context.history, queued.message)?;
             let kind = cited.by.and_then(|by| self.state.members.get(&by)).map_or(MemberKind::System, |m| m.spec.kind);
-            let refs = route::scan(&cited.text).refs.into_iter().chain(queued.results.iter().copied());
+            let refs = route::mention::scan(&cited.text).refs.into_iter().chain(queued.results.iter().copied());
             let mut seen = BTreeSet::from([queued.message]);
             let references = refs.filter(|message| seen.insert(*message)).take(payload::REFERENCES_MAX);
             let references = references.filter_map(|message| {
@@ -914,6 +906,9 @@ impl Home {
     ) {
         match message {
             Message::Accepted { id, mark, auth } if self.is_current(node, &id) => {
+                if !self.is_signed_acceptance(node, id, mark, &auth) {
+                    return;
+                }
                 self.up.insert(node, mark);
                 let accepted = Body::AttemptAccepted { message: id.run, attempt: id.attempt, mark };
                 if self.state.turns.get(&id.run).is_some_and(|turn| turn.phase == TurnPhase::Sent) {
@@ -948,6 +943,10 @@ impl Home {
                     return;
                 }
                 let Some(outcome) = progress.outcome() else { return };
+                if !self.is_signed_end(node, &FinishedContent { id, events, length, journal, session: session.as_deref() }, &auth)
+                {
+                    return;
+                }
                 self.finish(step, context, id, outcome, session, auth);
                 step.effects.push(Effect::Send(node, Message::FinishedAck { id }, Vec::new()));
             }
@@ -972,6 +971,17 @@ impl Home {
             }
             _ => {}
         }
+    }
+
+    /// What this node's own resident says needs no signature: it stands under the seal. All others sign.
+    fn is_signed_acceptance(&self, node: NodeId, id: AttemptId, mark: JournalMark, auth: &Auth) -> bool {
+        let JournalMark { incarnation, count, head } = mark;
+        let content = AcceptedContent { id, incarnation, count, head };
+        node == self.me || matches!(auth, Auth::Resident { node: by, sig } if *by == node && content.verify(by, sig).is_ok())
+    }
+
+    fn is_signed_end(&self, node: NodeId, content: &FinishedContent<'_>, auth: &Auth) -> bool {
+        node == self.me || matches!(auth, Auth::Resident { node: by, sig } if *by == node && content.verify(by, sig).is_ok())
     }
 
     /// Whether news of this attempt may change anything: only the resident that runs it, only the current try.
@@ -1106,23 +1116,16 @@ impl Home {
         let Some(turn) = self.state.turns.get(&id.run).cloned() else { return };
         let progress = self.runs.remove(&id.run).unwrap_or_else(|| RunProgress::new(id.attempt));
         let Outcome { status, text, error, usage } = outcome;
-        let in_round = turn.batch.iter().find_map(|queued| queued.round);
+        let round = turn.batch.iter().find_map(|queued| queued.round);
         let mut triggers = Vec::new();
         for from in turn.batch.iter().filter_map(|queued| queued.from) {
             if !triggers.contains(&from) {
                 triggers.push(from);
             }
         }
-        let routed = if status == Status::Completed && !text.is_empty() {
-            let origin = Origin::Finished { triggers: &triggers, hops: turn.hops, in_round: in_round.is_some() };
-            match self.route(Some(turn.member), origin, &text, id.run) {
-                Ok(routed) => routed,
-                // An answer is never lost for what it mentions: it stands, and goes nowhere.
-                Err(_) => Routed::default(),
-            }
-        } else {
-            Routed::default()
-        };
+        let origin = Origin::Finished { status, triggers: &triggers, hops: turn.hops, round };
+        // An answer is never refused for what it mentions: it has happened.
+        let (routed, held) = self.route(Some(turn.member), origin, &text, id.run).unwrap_or_default();
         // The journal must be durable before the entry that names its hash.
         step.journals.push(JournalAppend {
             run: id.run,
@@ -1148,11 +1151,11 @@ impl Home {
             events: progress.events,
             length: progress.length,
             journal: progress.hash(),
-            routed,
+            routed: routed.clone(),
         };
         let seq = self.append(step, context, Some(turn.member), auth, body);
         self.remember(seq, id.run, cited);
-        self.hold_and_pump(step, context, id.run);
+        self.hold_and_pump(step, context, id.run, &routed, held);
         self.finish_rounds(step, context);
         self.pump(step, context, turn.member);
     }
@@ -1169,26 +1172,23 @@ impl Home {
 
     fn close_round(&mut self, step: &mut Step, context: &mut Context<'_>, root: MessageId) {
         let Some(round) = self.state.rounds.get(&root).cloned() else { return };
-        let texts = round.results.iter().filter(|(_, _, completed)| *completed).filter_map(|(run, member, _)| {
-            let cited = self.cited(context.history, *run)?;
-            Some((*member, cited.text))
+        let text = |run: MessageId| self.cited(context.history, run).map_or_else(String::new, |cited| cited.text);
+        let texts = round.results.iter().map(|answer| text(answer.run)).collect::<Vec<_>>();
+        let answers = round.results.iter().zip(&texts).map(|(answer, text)| RoundResult {
+            author: answer.member,
+            status: answer.status,
+            hops: answer.hops,
+            text,
         });
-        let texts = texts.collect::<Vec<_>>();
-        let members = self.state.members.iter().filter(|(_, member)| !member.removed);
-        let members = members
-            .map(|(id, member)| RouteMember { id: *id, handle: &member.spec.handle, kind: member.spec.kind })
-            .collect::<Vec<_>>();
-        let to = route::next_round(&members, &texts, round.hops, self.state.config.turn_brake);
-        // One agent left is no round any more: its answer goes on as any other.
-        let next = Round { root, number: round.number + 1 };
-        let routed = Routed { round: (to.len() > 1).then_some(next), to, unknown: Vec::new() };
-        let results = round.results.iter().map(|(run, _, _)| *run).collect();
+        let this = Round { root, number: round.number };
+        let RoundNext { to, held, round: next, .. } =
+            route::round_next(&self.state, this, round.opener, &answers.collect::<Vec<_>>());
+        let routed = mark_held(Routed { to, unknown: Vec::new(), round: next }, &held);
+        let results = round.results.iter().map(|answer| answer.run).collect();
         let body = Body::RoundClosed { message: root, number: round.number, results, routed: routed.clone() };
         self.append(step, context, None, Auth::Home, body);
+        self.hold_and_pump(step, context, root, &routed, held);
         self.stuck.remove(&root);
-        for delivery in routed.to {
-            self.pump(step, context, delivery.member);
-        }
     }
 
     fn close_stuck_rounds(&mut self, step: &mut Step, context: &mut Context<'_>) {
@@ -1271,6 +1271,13 @@ impl Home {
     pub const fn me(&self) -> NodeId {
         self.me
     }
+}
+
+fn mark_held(mut routed: Routed, held: &[Held]) -> Routed {
+    for delivery in &mut routed.to {
+        delivery.held = held.iter().any(|held| held.member == delivery.member);
+    }
+    routed
 }
 
 /// What a client id is unique under: the signing device, else the member.

@@ -3,8 +3,8 @@
 mod home;
 mod state;
 
-pub use home::{Ask, Cited, Context, Effect, History, Home, Input, Op, OpError, RunProgress, Step, Ticket};
-pub use state::{Card, FoldError, Member, Queued, RoundState, State, Turn, TurnPhase};
+pub use home::{Ask, Cited, Context, Effect, History, Home, Input, JournalAppend, Op, OpError, RunProgress, Step, Ticket, poster};
+pub use state::{Card, FoldError, Member, Queued, RoundAnswer, RoundState, State, Turn, TurnPhase};
 
 /// Messages that may wait for one member; more are refused before they are acknowledged.
 pub const QUEUE_LEN_MAX: usize = 10_000;

@@ -14,12 +14,11 @@ use crate::id::{
     Attempt, COUNTER_MAX, ChannelId, ClientId, DeviceId, Epoch, Handle, Hash, Lamport, MemberId, MessageId, NodeId,
     OrgId, Seq,
 };
+use crate::route::RouteView;
+use crate::route::brakes::is_ack;
 
 /// How far a lamport value may jump from one entry to the next.
 const LAMPORT_JUMP_MAX: u64 = 1 << 40;
-
-/// Text that ends a chain of agents: shown muted, routed nowhere, nobody's default.
-const ACK: &str = "<ACK_OK>";
 
 /// Why an entry does not follow from the state.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
@@ -109,6 +108,8 @@ pub struct Queued {
     pub from: Option<MemberId>,
     /// Seq of the entry that queued it.
     pub seq: Seq,
+    /// When that was, Unix milliseconds. Only ever shown.
+    pub ts: u64,
 }
 
 /// How far an open turn is.
@@ -186,9 +187,22 @@ pub struct RoundState {
     pub number: u32,
     /// Whose answers are missing.
     pub waiting: BTreeSet<MemberId>,
-    /// Answers so far: run message and whether it completed.
-    pub results: Vec<(MessageId, MemberId, bool)>,
-    /// Highest hops in the round.
+    /// Who wrote the message that opened it.
+    pub opener: Option<MemberId>,
+    /// Answers so far.
+    pub results: Vec<RoundAnswer>,
+}
+
+/// One answer of a round.
+#[derive(Clone, Copy, Debug)]
+pub struct RoundAnswer {
+    /// The run message.
+    pub run: MessageId,
+    /// Who answered.
+    pub member: MemberId,
+    /// How its turn ended.
+    pub status: Status,
+    /// Hops of its batch.
     pub hops: u32,
 }
 
@@ -332,7 +346,7 @@ impl State {
             }
             Body::Posted { message, routed, .. } => {
                 self.take_message(seq, *message)?;
-                self.take_routed(seq, *message, entry.by, routed, &[])?;
+                self.take_routed(entry, *message, entry.by, routed, &[])?;
             }
             Body::TurnStarted { message, member, node, attempt, batch, payload, hops, briefed, seen } => {
                 self.start_turn(seq, *message, *member, *node, *attempt, batch, *payload, *hops, *briefed, *seen)?;
@@ -345,16 +359,16 @@ impl State {
                 self.turn_mut(seq, *message, *attempt)?;
                 let turn = self.turns.remove(message).ok_or(impossible("no such turn"))?;
                 let completed = *status == Status::Completed && !text.is_empty();
-                self.end_turn(*message, &turn, completed);
+                self.end_turn(*message, &turn, *status);
                 if let Some(member) = self.members.get_mut(&turn.member) {
                     if let Some(session) = session {
                         member.session = Some(session.clone());
                     }
-                    if completed && text.trim() != ACK && !member.removed {
+                    if completed && !is_ack(text) && !member.removed {
                         self.latest_agent = Some(turn.member);
                     }
                 }
-                self.take_routed(seq, *message, Some(turn.member), routed, &[])?;
+                self.take_routed(entry, *message, Some(turn.member), routed, &[])?;
             }
             Body::TurnHeld { message, attempt, card, reason } => {
                 self.take_message(seq, *card)?;
@@ -369,7 +383,7 @@ impl State {
                 turn.phase = TurnPhase::Sent;
                 self.cards.remove(&card);
                 if !retry && let Some(turn) = self.turns.remove(message) {
-                    self.end_turn(*message, &turn, false);
+                    self.end_turn(*message, &turn, Status::Interrupted);
                 }
             }
             Body::DeliveryHeld { message, member, card, reason } => {
@@ -415,7 +429,7 @@ impl State {
                 if round.number != *number {
                     return Err(impossible("not the open round"));
                 }
-                self.take_routed(seq, *message, None, routed, results)?;
+                self.take_routed(entry, *message, round.opener, routed, results)?;
             }
             Body::ConfigChanged { config } => self.config = config.clone(),
             Body::ChannelArchived {} => self.archived = true,
@@ -474,31 +488,31 @@ impl State {
     /// Queues recorded deliveries and opens the recorded round.
     fn take_routed(
         &mut self,
-        seq: Seq,
+        entry: &NewEntry,
         message: MessageId,
         from: Option<MemberId>,
         routed: &Routed,
         results: &[MessageId],
     ) -> Result<(), FoldError> {
+        let (seq, ts) = (entry.seq, entry.ts);
         let mut waiting = BTreeSet::new();
-        let mut hops_max = 0;
         for Delivery { member: id, hops, why, held } in &routed.to {
             let member = self.members.get_mut(id).ok_or(FoldError::Impossible { seq, what: "no such recipient" })?;
             if member.spec.kind != MemberKind::Agent || member.removed {
                 continue;
             }
             let results = results.to_vec();
-            let queued = Queued { message, hops: *hops, why: *why, round: routed.round, results, from, seq };
+            let queued = Queued { message, hops: *hops, why: *why, round: routed.round, results, from, seq, ts };
             if *held {
                 self.pending.insert((message, *id), queued);
                 continue;
             }
             member.queue.push_back(queued);
             waiting.insert(*id);
-            hops_max = hops_max.max(*hops);
         }
-        if let Some(Round { root, number }) = routed.round {
-            self.rounds.insert(root, RoundState { number, waiting, results: Vec::new(), hops: hops_max });
+        // A result names the round it belongs to; only the message that a round hangs on opens it.
+        if let Some(Round { root, number }) = routed.round.filter(|round| round.root == message) {
+            self.rounds.insert(root, RoundState { number, waiting, opener: from, results: Vec::new() });
         }
         Ok(())
     }
@@ -559,7 +573,7 @@ impl State {
         Ok(())
     }
 
-    fn end_turn(&mut self, message: MessageId, turn: &Turn, completed: bool) {
+    fn end_turn(&mut self, message: MessageId, turn: &Turn, status: Status) {
         if let Some(member) = self.members.get_mut(&turn.member) {
             member.turn = None;
         }
@@ -570,7 +584,7 @@ impl State {
                 && round.number == number
                 && round.waiting.remove(&turn.member)
             {
-                round.results.push((message, turn.member, completed));
+                round.results.push(RoundAnswer { run: message, member: turn.member, status, hops: turn.hops });
             }
         }
     }
@@ -617,5 +631,36 @@ impl State {
     #[must_use]
     pub const fn org(&self) -> OrgId {
         self.draft.org
+    }
+}
+
+impl RouteView for State {
+    fn member_by_handle(&self, handle: &str) -> Option<(MemberId, MemberKind)> {
+        self.by_handle(handle).map(|(id, member)| (id, member.spec.kind))
+    }
+
+    fn member_kind(&self, member: MemberId) -> Option<MemberKind> {
+        self.members.get(&member).filter(|member| !member.removed).map(|member| member.spec.kind)
+    }
+
+    fn latest_agent(&self) -> Option<MemberId> {
+        self.latest_agent
+    }
+
+    fn starting_agent(&self) -> Option<MemberId> {
+        self.config.starting_agent
+    }
+
+    fn only_agent(&self) -> Option<MemberId> {
+        let mut agents = self
+            .members
+            .iter()
+            .filter(|(_, member)| !member.removed && member.spec.kind == MemberKind::Agent)
+            .map(|(id, _)| *id);
+        agents.next().filter(|_| agents.next().is_none())
+    }
+
+    fn turn_brake(&self) -> Option<u32> {
+        self.config.turn_brake
     }
 }

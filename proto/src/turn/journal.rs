@@ -3,6 +3,7 @@
 use crate::event::{EVENT_LEN_MAX, Event, Outcome, TOOL_OUTPUT_LEN_MAX};
 use crate::id::Hash;
 use crate::turn::FINAL_TEXT_LEN_MAX;
+use crate::wire::json;
 
 /// Text of one event before JSON escaping: a control character grows sixfold, so this keeps any line under
 /// [`EVENT_LEN_MAX`].
@@ -53,10 +54,13 @@ impl EventJournal {
 
     fn line(&mut self, event: &Event, out: &mut Vec<u8>) {
         let start = out.len();
-        if serde_json::to_writer(&mut *out, event).is_err() || out.len() - start > EVENT_LEN_MAX {
-            // Only a tool's input or a question can be this long: what it was is still said.
+        let written = serde_json::to_writer(&mut *out, event).is_ok();
+        let line = out.get(start..).unwrap_or_default();
+        if !written || json::check(line, json::Limits::line(EVENT_LEN_MAX)).is_err() {
+            // Only a tool's input or a question can be this large or deep. The home would refuse the line and with it
+            // the attempt, so it is said instead that something was here.
             out.truncate(start);
-            let text = format!("an event of more than {EVENT_LEN_MAX} bytes was left out");
+            let text = "an event that is too large or too deep was left out".to_owned();
             let notice = serde_json::to_vec(&Event::Notice { text }).unwrap_or_default();
             out.extend_from_slice(&notice);
         }
