@@ -5,6 +5,8 @@
 //! | [`id`], [`time`] | identifiers and clocks as data |
 //! | [`entry`], [`event`] | what logs and run journals hold |
 //! | [`link`], [`api`] | what nodes and clients say |
+//! | [`route`], [`payload`] | who gets a message, and what an agent reads |
+//! | [`text`] | how others' text is shown |
 
 pub mod api;
 pub mod channel;
@@ -13,6 +15,9 @@ pub mod entry;
 pub mod event;
 pub mod id;
 pub mod link;
+pub mod payload;
+pub mod route;
+pub mod text;
 pub mod time;
 pub mod turn;
 pub mod wire;
