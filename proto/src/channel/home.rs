@@ -19,16 +19,16 @@ use crate::entry::{
 use crate::event::{Answer, Ask as EventAsk, AskKind, EVENT_LEN_MAX, Event, Outcome, Status};
 use crate::id::{Attempt, ClientId, Epoch, Handle, Hash, Lamport, MemberId, MessageId, NodeId, Seq};
 use crate::link::{Asked, AttemptId, Message, Verdict};
-use crate::payload;
-use crate::route::{self, Decision, Held, Origin, RouteError, RouteInput, RoundNext, RoundResult};
+use crate::payload::{self, PayloadInput, PayloadMessage, PayloadReference};
+use crate::route::{self, Decision, Held, Origin, RoundNext, RoundResult, RouteError, RouteInput};
 use crate::time::{Millis, Now};
 use crate::wire::json;
 
 /// Messages that one turn answers at most; the rest of the queue waits for the next turn.
 pub const BATCH_LEN_MAX: usize = 64;
 
-/// Payload bytes after which no further message is added to a batch.
-pub const BATCH_BYTES_MAX: usize = 512 * 1024;
+/// Messages that a payload cites at most, over its whole batch.
+pub const REFERENCES_MAX: usize = 16;
 
 /// Messages kept in memory so that a turn started in the same step as its post finds the text.
 const RECENT_MAX: usize = 64;
@@ -208,8 +208,45 @@ pub struct Cited {
     pub text: String,
     /// Files with it.
     pub attachments: Vec<Attachment>,
-    /// A run that failed, was stopped or is not over: the word for it.
-    pub label: Option<&'static str>,
+    /// Whom it went to.
+    pub to: Vec<MemberId>,
+    /// The message it answers.
+    pub reply_to: Option<MessageId>,
+}
+
+impl Cited {
+    /// Stands for a message that the index cannot find: the turn still runs, and says what is missing.
+    fn lost() -> Self {
+        let text = "[this message cannot be read on its home node]".to_owned();
+        Self { by: None, text, attachments: Vec::new(), to: Vec::new(), reply_to: None }
+    }
+
+    /// What an entry makes citable: a post's or a finished turn's number and text.
+    #[must_use]
+    pub fn of(by: Option<MemberId>, body: &Body) -> Option<(MessageId, Self)> {
+        match body {
+            Body::Posted { message, post, routed, .. } => Some((
+                *message,
+                Self {
+                    by,
+                    text: post.text.clone(),
+                    attachments: post.attachments.clone(),
+                    to: routed.to.iter().map(|delivery| delivery.member).collect(),
+                    reply_to: post.reply_to,
+                },
+            )),
+            Body::TurnFinished { message, status, text, error, routed, .. } => {
+                let text = match status {
+                    Status::Completed => text.clone(),
+                    Status::Failed => format!("[the turn failed: {}]\n{text}", error.as_deref().unwrap_or("no reason")),
+                    Status::Interrupted => format!("[the turn was interrupted]\n{text}"),
+                };
+                let to = routed.to.iter().map(|delivery| delivery.member).collect();
+                Some((*message, Self { by, text, attachments: Vec::new(), to, reply_to: None }))
+            }
+            _ => None,
+        }
+    }
 }
 
 /// Looks up what the fold does not hold.
@@ -340,11 +377,7 @@ pub struct Home {
 
 impl Home {
     /// The first entries of a new channel: itself and the person who made it.
-    pub fn create(
-        draft: &ChannelDraft,
-        owner: MemberSpec,
-        context: &mut Context<'_>,
-    ) -> Result<(Self, Step), OpError> {
+    pub fn create(draft: &ChannelDraft, owner: MemberSpec, context: &mut Context<'_>) -> Result<(Self, Step), OpError> {
         let text = serde_json::to_string(draft).map_err(|error| internal(&error))?;
         let mut step = Step::default();
         let first = NewEntry {
@@ -544,10 +577,10 @@ impl Home {
         let unknown = routed.unknown.clone();
         let to = routed.to.iter().filter_map(|d| self.state.members.get(&d.member)).map(|m| m.spec.handle.clone());
         let to = to.collect();
-        let cited = Cited { by, text: post.text.clone(), attachments: post.attachments.clone(), label: None };
         let body = Body::Posted { message, client: client.clone(), run, post, routed: routed.clone() };
+        let cited = Cited::of(by, &body);
         let seq = self.append(step, context, by, auth, body);
-        self.remember(seq, message, cited);
+        self.remember(seq, cited);
         if let Some(client) = client {
             self.clients.insert((poster, client), (message, seq));
         }
@@ -683,13 +716,7 @@ impl Home {
         }
     }
 
-    fn stop(
-        &mut self,
-        step: &mut Step,
-        context: &mut Context<'_>,
-        by: Option<MemberId>,
-        run: MessageId,
-    ) -> Seq {
+    fn stop(&mut self, step: &mut Step, context: &mut Context<'_>, by: Option<MemberId>, run: MessageId) -> Seq {
         let seq = self.append(step, context, by, Auth::Home, Body::StopRequested { message: run });
         if let Some(turn) = self.state.turns.get(&run)
             && !matches!(turn.phase, TurnPhase::Held(_))
@@ -749,21 +776,15 @@ impl Home {
             return;
         }
         let Some(head) = member.queue.front() else { return };
-        let round = head.round;
-        let alone = !head.results.is_empty();
-        let mut batch: Vec<Queued> = Vec::new();
-        let mut bytes = 0;
-        for queued in &member.queue {
-            let same = queued.round == round && (batch.is_empty() || !alone);
-            if !same || batch.len() == BATCH_LEN_MAX || bytes > BATCH_BYTES_MAX {
-                break;
-            }
-            bytes += self.cited(context.history, queued.message).map_or(0, |cited| cited.text.len());
-            batch.push(queued.clone());
-        }
+        // A batch never mixes rounds, and the results of a round stand alone.
+        let (round, alone) = (head.round, !head.results.is_empty());
+        let same = member.queue.iter().take_while(|queued| queued.round == round);
+        let batch = same.take(if alone { 1 } else { BATCH_LEN_MAX }).cloned().collect::<Vec<_>>();
         let brief = !member.briefed;
         let message = self.state.message.next();
-        let payload = self.compose(context, id, &batch, brief).into_bytes();
+        let (payload, fit) = self.compose(context, id, &batch, brief);
+        let batch = batch.get(..fit.max(1)).unwrap_or(&batch);
+        let payload = payload.into_bytes();
         let hash = Hash::of(&payload);
         let hops = batch.iter().map(|queued| queued.hops).max().unwrap_or(0);
         let body = Body::TurnStarted {
@@ -783,53 +804,70 @@ impl Home {
         self.deliver(step, context, message, payload, false);
     }
 
-    fn compose(&self, context: &mut Context<'_>, id: MemberId, batch: &[Queued], brief: bool) -> String {
-        let mut nonce = [0; 12];
+    /// The payload of a batch, and how many of its messages fit.
+    fn compose(&self, context: &mut Context<'_>, id: MemberId, batch: &[Queued], brief: bool) -> (String, usize) {
+        let mut nonce = [0; 8];
         context.rng.fill_bytes(&mut nonce);
-        let handle = self.state.handle(Some(id)).to_owned();
-        let messages = batch.iter().filter_map(|queued| {
-            let cited = self.cited(context.history, queued.message)?;
-            let kind = cited.by.and_then(|by| self.state.members.get(&by)).map_or(MemberKind::System, |m| m.spec.kind);
-            let refs = route::mention::scan(&cited.text).refs.into_iter().chain(queued.results.iter().copied());
-            let mut seen = BTreeSet::from([queued.message]);
-            let references = refs.filter(|message| seen.insert(*message)).take(payload::REFERENCES_MAX);
-            let references = references.filter_map(|message| {
-                let cited = self.cited(context.history, message)?;
-                Some(payload::Reference {
-                    message,
-                    author: self.state.handle(cited.by).to_owned(),
-                    label: cited.label,
-                    text: cited.text,
-                })
-            });
-            Some(payload::Part {
-                message: queued.message,
-                author: self.state.handle(cited.by).to_owned(),
-                kind,
-                hops: queued.hops,
-                references: references.collect(),
-                attachments: cited.attachments.clone(),
-                text: cited.text,
-            })
+        let Some(you) = self.state.members.get(&id).map(|member| &member.spec.handle) else {
+            return (String::new(), 0);
+        };
+        let texts = batch.iter().map(|queued| (queued, self.cited(context.history, queued.message)));
+        let texts = texts.map(|(queued, cited)| (queued, cited.unwrap_or_else(Cited::lost))).collect::<Vec<_>>();
+        let to = texts.iter().map(|(_, cited)| self.handles(&cited.to)).collect::<Vec<_>>();
+        let messages = texts.iter().zip(&to).map(|((queued, cited), to)| PayloadMessage {
+            message: queued.message,
+            author: self.state.handle(cited.by),
+            kind: self.kind(cited.by),
+            to,
+            hops: queued.hops,
+            round: queued.round,
+            text: &cited.text,
+            attachments: &cited.attachments,
         });
-        let input = payload::PayloadInput {
-            channel: self.state.draft.name.as_str(),
-            you: &handle,
-            parts: &messages.collect::<Vec<_>>(),
+        let messages = messages.collect::<Vec<_>>();
+        let fit = payload::batch_fit(messages.iter().copied()).max(1).min(messages.len());
+        let mut known = batch.iter().map(|queued| queued.message).collect::<BTreeSet<_>>();
+        let mut cites = Vec::new();
+        for (queued, cited) in texts.iter().take(fit) {
+            let refs = route::mention::scan(&cited.text).refs;
+            for message in queued.results.iter().copied().chain(cited.reply_to).chain(refs) {
+                if cites.len() < REFERENCES_MAX
+                    && known.insert(message)
+                    && let Some(cited) = self.cited(context.history, message)
+                {
+                    cites.push((message, cited));
+                }
+            }
+        }
+        let references = cites.iter().map(|(message, cited)| PayloadReference {
+            message: *message,
+            author: self.state.handle(cited.by),
+            kind: self.kind(cited.by),
+            text: &cited.text,
+            attachments: &cited.attachments,
+        });
+        let text = payload::compose(&PayloadInput {
+            channel: &self.state.draft.name,
+            you,
+            messages: messages.get(..fit).unwrap_or_default(),
+            references: &references.collect::<Vec<_>>(),
+            notes: &[],
             nonce,
             brief,
-        };
-        payload::compose(&input)
+        });
+        (text, fit)
     }
 
-    fn deliver(
-        &mut self,
-        step: &mut Step,
-        context: &mut Context<'_>,
-        run: MessageId,
-        payload: Vec<u8>,
-        again: bool,
-    ) {
+    fn kind(&self, id: Option<MemberId>) -> MemberKind {
+        id.and_then(|id| self.state.members.get(&id)).map_or(MemberKind::System, |member| member.spec.kind)
+    }
+
+    fn handles(&self, ids: &[MemberId]) -> Vec<Handle> {
+        let members = ids.iter().filter_map(|id| self.state.members.get(id));
+        members.map(|member| member.spec.handle.clone()).collect()
+    }
+
+    fn deliver(&mut self, step: &mut Step, context: &mut Context<'_>, run: MessageId, payload: Vec<u8>, again: bool) {
         let Some(turn) = self.state.turns.get(&run) else { return };
         let Some(member) = self.state.members.get(&turn.member) else { return };
         let attachments = turn.batch.iter().filter_map(|queued| self.cited(context.history, queued.message));
@@ -854,17 +892,8 @@ impl Home {
         let attempt = turn.attempt.next();
         let batch = turn.batch.iter().map(|queued| queued.message).collect();
         let seen = self.up.get(&node).copied();
-        let body = Body::TurnStarted {
-            message: run,
-            member,
-            node,
-            attempt,
-            batch,
-            payload,
-            hops,
-            briefed: false,
-            seen,
-        };
+        let body =
+            Body::TurnStarted { message: run, member, node, attempt, batch, payload, hops, briefed: false, seen };
         self.append(step, context, None, Auth::Home, body);
         self.runs.insert(run, RunProgress::new(attempt));
         self.deliver(step, context, run, Vec::new(), again);
@@ -896,14 +925,7 @@ impl Home {
         }
     }
 
-    fn frame(
-        &mut self,
-        step: &mut Step,
-        context: &mut Context<'_>,
-        node: NodeId,
-        message: Message,
-        tail: Vec<u8>,
-    ) {
+    fn frame(&mut self, step: &mut Step, context: &mut Context<'_>, node: NodeId, message: Message, tail: Vec<u8>) {
         match message {
             Message::Accepted { id, mark, auth } if self.is_current(node, &id) => {
                 if !self.is_signed_acceptance(node, id, mark, &auth) {
@@ -917,12 +939,8 @@ impl Home {
                 }
             }
             Message::Refused { id, message, .. } if self.is_current(node, &id) => {
-                let outcome = Outcome {
-                    status: Status::Failed,
-                    text: String::new(),
-                    error: Some(message),
-                    usage: None,
-                };
+                let outcome =
+                    Outcome { status: Status::Failed, text: String::new(), error: Some(message), usage: None };
                 self.finish(step, context, id, outcome, None, Auth::Home);
             }
             Message::Events { id, first } if self.is_current(node, &id) => {
@@ -943,8 +961,11 @@ impl Home {
                     return;
                 }
                 let Some(outcome) = progress.outcome() else { return };
-                if !self.is_signed_end(node, &FinishedContent { id, events, length, journal, session: session.as_deref() }, &auth)
-                {
+                if !self.is_signed_end(
+                    node,
+                    &FinishedContent { id, events, length, journal, session: session.as_deref() },
+                    &auth,
+                ) {
                     return;
                 }
                 self.finish(step, context, id, outcome, session, auth);
@@ -977,11 +998,13 @@ impl Home {
     fn is_signed_acceptance(&self, node: NodeId, id: AttemptId, mark: JournalMark, auth: &Auth) -> bool {
         let JournalMark { incarnation, count, head } = mark;
         let content = AcceptedContent { id, incarnation, count, head };
-        node == self.me || matches!(auth, Auth::Resident { node: by, sig } if *by == node && content.verify(by, sig).is_ok())
+        node == self.me
+            || matches!(auth, Auth::Resident { node: by, sig } if *by == node && content.verify(by, sig).is_ok())
     }
 
     fn is_signed_end(&self, node: NodeId, content: &FinishedContent<'_>, auth: &Auth) -> bool {
-        node == self.me || matches!(auth, Auth::Resident { node: by, sig } if *by == node && content.verify(by, sig).is_ok())
+        node == self.me
+            || matches!(auth, Auth::Resident { node: by, sig } if *by == node && content.verify(by, sig).is_ok())
     }
 
     /// Whether news of this attempt may change anything: only the resident that runs it, only the current try.
@@ -992,14 +1015,7 @@ impl Home {
             })
     }
 
-    fn events(
-        &mut self,
-        step: &mut Step,
-        context: &mut Context<'_>,
-        id: AttemptId,
-        first: u64,
-        lines: Vec<u8>,
-    ) {
+    fn events(&mut self, step: &mut Step, context: &mut Context<'_>, id: AttemptId, first: u64, lines: Vec<u8>) {
         let Some(turn) = self.state.turns.get(&id.run) else { return };
         let (member, node) = (turn.member, turn.node);
         let progress = self.runs.entry(id.run).or_insert_with(|| RunProgress::new(id.attempt));
@@ -1069,8 +1085,7 @@ impl Home {
                 self.send_answers(step, node, Some(id.run));
             }
             Verdict::NeverStarted | Verdict::Absent { proven: true } if stop => {
-                let outcome =
-                    Outcome { status: Status::Interrupted, text: String::new(), error: None, usage: None };
+                let outcome = Outcome { status: Status::Interrupted, text: String::new(), error: None, usage: None };
                 self.finish(step, context, id, outcome, None, Auth::Home);
             }
             Verdict::NeverStarted => self.retry(step, context, id.run),
@@ -1134,12 +1149,6 @@ impl Home {
             lines: Vec::new(),
             sync: true,
         });
-        let label = match status {
-            Status::Completed => None,
-            Status::Failed => Some("failed"),
-            Status::Interrupted => Some("interrupted"),
-        };
-        let cited = Cited { by: Some(turn.member), text: text.clone(), attachments: Vec::new(), label };
         let body = Body::TurnFinished {
             message: id.run,
             attempt: id.attempt,
@@ -1153,8 +1162,9 @@ impl Home {
             journal: progress.hash(),
             routed: routed.clone(),
         };
+        let cited = Cited::of(Some(turn.member), &body);
         let seq = self.append(step, context, Some(turn.member), auth, body);
-        self.remember(seq, id.run, cited);
+        self.remember(seq, cited);
         self.hold_and_pump(step, context, id.run, &routed, held);
         self.finish_rounds(step, context);
         self.pump(step, context, turn.member);
@@ -1252,8 +1262,8 @@ impl Home {
         recent.map(|(_, _, cited)| cited.clone()).or_else(|| history.cited(message))
     }
 
-    fn remember(&mut self, seq: Seq, message: MessageId, cited: Cited) {
-        self.recent.push_back((seq, message, cited));
+    fn remember(&mut self, seq: Seq, cited: Option<(MessageId, Cited)>) {
+        self.recent.extend(cited.map(|(message, cited)| (seq, message, cited)));
     }
 
     fn forget_recent(&mut self, durable: Seq) {

@@ -3,7 +3,9 @@
 mod home;
 mod state;
 
-pub use home::{Ask, Cited, Context, Effect, History, Home, Input, JournalAppend, Op, OpError, RunProgress, Step, Ticket, poster};
+pub use home::{
+    Ask, Cited, Context, Effect, History, Home, Input, JournalAppend, Op, OpError, RunProgress, Step, Ticket, poster,
+};
 pub use state::{Card, FoldError, Member, Queued, RoundAnswer, RoundState, State, Turn, TurnPhase};
 
 /// Messages that may wait for one member; more are refused before they are acknowledged.

@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::entry::{
-    Body, ChannelConfig, ChannelDraft, Delivery, JournalMark, MemberChange, MemberKind, MemberSpec,
-    NewEntry, Round, Routed, Why,
+    Body, ChannelConfig, ChannelDraft, Delivery, JournalMark, MemberChange, MemberKind, MemberSpec, NewEntry, Round,
+    Routed, Why,
 };
 use crate::event::{Ask, Status};
 use crate::id::{
@@ -558,17 +558,8 @@ impl State {
         }
         member.turn = Some(message);
         member.briefed |= briefed;
-        let turn = Turn {
-            member: id,
-            node,
-            attempt,
-            batch: taken,
-            payload,
-            hops,
-            phase: TurnPhase::Sent,
-            stop: false,
-            seen,
-        };
+        let turn =
+            Turn { member: id, node, attempt, batch: taken, payload, hops, phase: TurnPhase::Sent, stop: false, seen };
         self.turns.insert(message, turn);
         Ok(())
     }

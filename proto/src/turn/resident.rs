@@ -476,9 +476,10 @@ impl Resident {
                 }
             }
             Message::Kill { channel, member } => {
-                let ours = self.attempts.iter().any(|(id, attempt)| {
-                    id.channel == channel && attempt.member == member && attempt.home != home
-                });
+                let ours = self
+                    .attempts
+                    .iter()
+                    .any(|(id, attempt)| id.channel == channel && attempt.member == member && attempt.home != home);
                 if !ours {
                     step.effects.push(Effect::Kill(channel, member));
                 }
@@ -543,8 +544,7 @@ impl Resident {
     }
 
     fn admitted(&mut self, step: &mut ResidentStep, id: AttemptId, result: Result<Admission, Refusal>) {
-        let Some(Attempted { home, member, hash, phase: Phase::Asking(work) }) = self.attempts.get(&id).cloned()
-        else {
+        let Some(Attempted { home, member, hash, phase: Phase::Asking(work) }) = self.attempts.get(&id).cloned() else {
             return;
         };
         let admission = match result {
