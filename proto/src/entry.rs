@@ -398,6 +398,59 @@ pub enum Body {
     Unknown,
 }
 
+impl Body {
+    /// The kind's name, as it is stored.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::ChannelCreated { .. } => "channel-created",
+            Self::MemberAdded { .. } => "member-added",
+            Self::MemberChanged { .. } => "member-changed",
+            Self::MemberRemoved { .. } => "member-removed",
+            Self::Posted { .. } => "posted",
+            Self::TurnStarted { .. } => "turn-started",
+            Self::AttemptAccepted { .. } => "attempt-accepted",
+            Self::TurnFinished { .. } => "turn-finished",
+            Self::TurnHeld { .. } => "turn-held",
+            Self::HoldReleased { .. } => "hold-released",
+            Self::DeliveryHeld { .. } => "delivery-held",
+            Self::DeliveryReleased { .. } => "delivery-released",
+            Self::StopRequested { .. } => "stop-requested",
+            Self::CardRaised { .. } => "card-raised",
+            Self::CardAnswered { .. } => "card-answered",
+            Self::CardClosed { .. } => "card-closed",
+            Self::RoundClosed { .. } => "round-closed",
+            Self::ConfigChanged { .. } => "config-changed",
+            Self::ChannelArchived {} => "channel-archived",
+            Self::OrgFounded { .. } => "org-founded",
+            Self::DeviceEnrolled { .. } => "device-enrolled",
+            Self::DeviceRevoked { .. } => "device-revoked",
+            Self::DeviceChanged { .. } => "device-changed",
+            Self::ChannelHomed { .. } => "channel-homed",
+            Self::Unknown => "newer-message",
+        }
+    }
+
+    /// The visible message that the entry is, or is about: what `#N` names.
+    #[must_use]
+    pub const fn message(&self) -> Option<MessageId> {
+        match self {
+            Self::Posted { message, .. }
+            | Self::TurnStarted { message, .. }
+            | Self::AttemptAccepted { message, .. }
+            | Self::TurnFinished { message, .. }
+            | Self::StopRequested { message }
+            | Self::CardRaised { message, .. }
+            | Self::HoldReleased { message, .. } => Some(*message),
+            Self::TurnHeld { card, .. }
+            | Self::DeliveryHeld { card, .. }
+            | Self::CardAnswered { card, .. }
+            | Self::CardClosed { card, .. } => Some(*card),
+            _ => None,
+        }
+    }
+}
+
 /// A place in a resident's attempt journal.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct JournalMark {
