@@ -20,4 +20,5 @@ pub mod route;
 pub mod text;
 pub mod time;
 pub mod turn;
+pub mod view;
 pub mod wire;
