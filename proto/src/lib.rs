@@ -21,4 +21,6 @@ pub mod text;
 pub mod time;
 pub mod turn;
 pub mod view;
+pub mod org;
+pub mod topic;
 pub mod wire;

@@ -5,40 +5,18 @@ use std::fmt;
 
 use ed25519_dalek::SigningKey;
 use rand_core::CryptoRng;
-use subtle::ConstantTimeEq;
 use x25519_dalek::{PublicKey, StaticSecret};
 use zeroize::Zeroizing;
 
-use super::{kdf, sign};
+pub use super::secret::KeyError;
+use super::secret::{draw, pack, packed_len, unpack};
+use super::sign;
 use crate::id::{DeviceId, NoiseKey};
 
 /// First bytes of a device's key file.
-const DEVICE_MAGIC: &[u8; 4] = b"tld1";
+const DEVICE_KIND: &[u8; 4] = b"tld1";
 /// First bytes of a root's key file.
-const ROOT_MAGIC: &[u8; 4] = b"tlr1";
-/// Bytes of the check that ends a key file.
-const CHECK_LEN: usize = 4;
-
-/// Why bytes are not a secret key.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum KeyError {
-    /// The length is wrong.
-    #[error("a secret key has {expected} bytes, not {len}")]
-    Length {
-        /// What was given.
-        len: usize,
-        /// What is needed.
-        expected: usize,
-    },
-    /// The first bytes name another kind of key or a newer version.
-    #[error("the bytes are no secret key of this kind and version")]
-    Kind,
-    /// The check does not fit: the file is damaged, and a device with other keys would be somebody else.
-    #[error("the secret key is damaged")]
-    Damaged,
-}
-
+const ROOT_KIND: &[u8; 4] = b"tlr1";
 /// A device's two secret keys: Ed25519 for statements, X25519 for Noise.
 pub struct DeviceKeys {
     signing: SigningKey,
@@ -47,7 +25,7 @@ pub struct DeviceKeys {
 
 impl DeviceKeys {
     /// Bytes of [`DeviceKeys::to_secret_bytes`].
-    pub const SECRET_LEN: usize = DEVICE_MAGIC.len() + 64 + CHECK_LEN;
+    pub const SECRET_LEN: usize = packed_len(2, 0);
 
     /// Draws new keys.
     #[must_use]
@@ -60,7 +38,7 @@ impl DeviceKeys {
     /// # Errors
     /// When length, kind or check is wrong.
     pub fn from_secret_bytes(bytes: &[u8]) -> Result<Self, KeyError> {
-        let secrets = unpack(DEVICE_MAGIC, bytes, Self::SECRET_LEN)?;
+        let secrets = unpack(DEVICE_KIND, bytes, Self::SECRET_LEN)?;
         let (signing, rest) = secrets.split_first_chunk().ok_or(KeyError::Damaged)?;
         let noise = rest.first_chunk::<32>().ok_or(KeyError::Damaged)?;
         Ok(Self { signing: SigningKey::from_bytes(signing), noise: StaticSecret::from(*noise) })
@@ -69,7 +47,7 @@ impl DeviceKeys {
     /// The secrets, for a file that only its owner can read: kind 4 ‖ Ed25519 seed 32 ‖ X25519 secret 32 ‖ check 4.
     #[must_use]
     pub fn to_secret_bytes(&self) -> Zeroizing<Vec<u8>> {
-        pack(DEVICE_MAGIC, &[self.signing.as_bytes(), self.noise.as_bytes()])
+        pack(DEVICE_KIND, &[self.signing.as_bytes(), self.noise.as_bytes()])
     }
 
     /// The public name of the device.
@@ -108,7 +86,7 @@ pub struct RootKey(SigningKey);
 
 impl RootKey {
     /// Bytes of [`RootKey::to_secret_bytes`].
-    pub const SECRET_LEN: usize = ROOT_MAGIC.len() + 32 + CHECK_LEN;
+    pub const SECRET_LEN: usize = packed_len(1, 0);
 
     /// Draws a new key.
     #[must_use]
@@ -121,7 +99,7 @@ impl RootKey {
     /// # Errors
     /// When length, kind or check is wrong.
     pub fn from_secret_bytes(bytes: &[u8]) -> Result<Self, KeyError> {
-        let secrets = unpack(ROOT_MAGIC, bytes, Self::SECRET_LEN)?;
+        let secrets = unpack(ROOT_KIND, bytes, Self::SECRET_LEN)?;
         let seed = secrets.first_chunk().ok_or(KeyError::Damaged)?;
         Ok(Self(SigningKey::from_bytes(seed)))
     }
@@ -129,7 +107,7 @@ impl RootKey {
     /// The secret, for a file that only its owner can read: kind 4 ‖ Ed25519 seed 32 ‖ check 4.
     #[must_use]
     pub fn to_secret_bytes(&self) -> Zeroizing<Vec<u8>> {
-        pack(ROOT_MAGIC, &[self.0.as_bytes()])
+        pack(ROOT_KIND, &[self.0.as_bytes()])
     }
 
     /// The public half.
@@ -165,37 +143,6 @@ pub fn is_usable_noise_key(key: &NoiseKey) -> bool {
 fn is_canonical(key: &[u8; 32]) -> bool {
     let [low, middle @ .., high] = key;
     *high < 0x7f || (*high == 0x7f && (*low < 0xed || middle.iter().any(|byte| *byte != 0xff)))
-}
-
-fn draw(rng: &mut (impl CryptoRng + ?Sized)) -> Zeroizing<[u8; 32]> {
-    let mut seed = Zeroizing::new([0; 32]);
-    rng.fill_bytes(&mut *seed);
-    seed
-}
-
-fn pack(magic: &[u8; 4], secrets: &[&[u8; 32]]) -> Zeroizing<Vec<u8>> {
-    // Sized ahead: a growing vector would leave copies of the secrets behind.
-    let mut out = Zeroizing::new(Vec::with_capacity(magic.len() + 32 * secrets.len() + CHECK_LEN));
-    out.extend_from_slice(magic);
-    for secret in secrets {
-        out.extend_from_slice(*secret);
-    }
-    let check = check(&out);
-    out.extend_from_slice(&check);
-    out
-}
-
-fn unpack<'a>(magic: &[u8; 4], bytes: &'a [u8], expected: usize) -> Result<&'a [u8], KeyError> {
-    if bytes.len() != expected {
-        return Err(KeyError::Length { len: bytes.len(), expected });
-    }
-    let (body, found) = bytes.split_last_chunk::<CHECK_LEN>().ok_or(KeyError::Damaged)?;
-    let secrets = body.strip_prefix(magic).ok_or(KeyError::Kind)?;
-    if bool::from(check(body).ct_eq(found)) { Ok(secrets) } else { Err(KeyError::Damaged) }
-}
-
-fn check(body: &[u8]) -> [u8; CHECK_LEN] {
-    kdf::derive_short(body, b"", "key-file-check")
 }
 
 #[cfg(test)]
