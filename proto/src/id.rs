@@ -125,6 +125,12 @@ hex_id! {
 /// A node is a device that runs the daemon.
 pub type NodeId = DeviceId;
 
+impl Default for Hash {
+    fn default() -> Self {
+        Self::ZERO
+    }
+}
+
 impl Hash {
     /// The hash before the first line of a chain.
     pub const ZERO: Self = Self([0; 32]);

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`id`], [`time`] | identifiers and clocks as data |
 //! | [`entry`], [`event`] | what logs and run journals hold |
+//! | [`log`] | the hash chain: building, sealing, verifying |
 //! | [`link`], [`api`] | what nodes and clients say |
 //! | [`route`], [`payload`] | who gets a message, and what an agent reads |
 //! | [`text`] | how others' text is shown |
@@ -18,6 +19,7 @@ pub mod link;
 pub mod payload;
 pub mod route;
 pub mod text;
+pub mod log;
 pub mod time;
 pub mod turn;
 pub mod view;
