@@ -104,14 +104,18 @@ pub struct Draft {
     pub org: OrgId,
     /// The channel.
     pub channel: ChannelId,
-    /// The member it speaks for.
-    pub member: MemberId,
+    /// The agent it speaks for; absent for the person that the device belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub member: Option<MemberId>,
     /// The signing device.
     pub device: DeviceId,
     /// The device's own id for it; the home refuses to place a second one.
     pub client: ClientId,
     /// The last head the device saw.
     pub seen: Hash,
+    /// The turn that posts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<MessageId>,
     /// The post.
     pub post: Post,
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::entry::{Auth, JournalMark, MemberSpec};
 use crate::event::Answer;
-use crate::id::{Attempt, ChannelId, ChannelName, Hash, MemberId, MessageId, Seq};
+use crate::id::{Attempt, ChannelId, Hash, MemberId, MessageId, Seq};
 
 /// Names one try at one turn of one channel.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
@@ -180,38 +180,14 @@ pub enum Message {
         verdicts: Vec<(AttemptId, Verdict)>,
     },
 
-    /// Asks for a blob by hash.
-    BlobGet {
-        /// Number of the transfer, chosen by the asker.
-        transfer: u64,
-        /// Channel whose members may read it.
-        channel: ChannelId,
-        /// Which.
-        hash: Hash,
-    },
-    /// A piece of a blob. Tail: the bytes.
-    BlobChunk {
-        /// The transfer.
-        transfer: u64,
-        /// Place of the piece.
-        offset: u64,
-        /// Whether it is the last.
-        last: bool,
-    },
-    /// The far side has no such blob, or it may not be read.
-    BlobMissing {
-        /// The transfer.
-        transfer: u64,
-    },
-
     /// A request of the API, passed on by a node to the home. Tail: its JSON.
     Call {
         /// Number of the call, chosen by the caller.
         call: u64,
         /// The agent that calls, when it is one that lives on the calling node.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        member: Option<(ChannelId, MemberId, Option<MessageId>)>,
-        /// Posts: the signed draft.
+        agent: Option<Agent>,
+        /// Posts: the signed draft, which is what is posted.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         auth: Option<Auth>,
     },
@@ -241,15 +217,21 @@ pub enum Message {
         /// First entry in it.
         from: Seq,
     },
-    /// Tells the far side what its channels are. Names are for people.
-    Channels {
-        /// Channels whose home is the sender, with their names and heads.
-        homed: Vec<(ChannelId, ChannelName, Seq, Hash)>,
-    },
-
     /// A message of a newer version; ignored.
     #[serde(other)]
     Unknown,
+}
+
+/// An agent that calls from within a turn.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Agent {
+    /// Where it is a member.
+    pub channel: ChannelId,
+    /// Which member.
+    pub member: MemberId,
+    /// The turn it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<MessageId>,
 }
 
 /// One attempt in a [`Message::Reconcile`].

@@ -14,11 +14,9 @@ use crate::id::{
     Attempt, COUNTER_MAX, ChannelId, ClientId, DeviceId, Epoch, Handle, Hash, Lamport, MemberId, MessageId, NodeId,
     OrgId, Seq,
 };
+use crate::log::{self, LAMPORT_JUMP_MAX};
 use crate::route::RouteView;
 use crate::route::brakes::is_ack;
-
-/// How far a lamport value may jump from one entry to the next.
-const LAMPORT_JUMP_MAX: u64 = 1 << 40;
 
 /// Why an entry does not follow from the state.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
@@ -245,14 +243,6 @@ pub struct State {
 }
 
 impl State {
-    /// The channel's id: hash of its draft's exact bytes under a domain tag.
-    #[must_use]
-    pub fn channel_id(draft: &str) -> ChannelId {
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(b"tieline channel v1\0").update(draft.as_bytes());
-        ChannelId(*hasher.finalize().as_bytes())
-    }
-
     /// Begins a fold with the first entry.
     ///
     /// # Errors
@@ -268,7 +258,7 @@ impl State {
         let draft: ChannelDraft =
             serde_json::from_str(text).map_err(|_| impossible("the creation draft cannot be read"))?;
         Ok(Self {
-            id: Self::channel_id(text),
+            id: log::channel_id(text),
             draft,
             epoch: first.epoch,
             seq: first.seq,
