@@ -176,6 +176,8 @@ pub enum Effect {
 pub struct JournalAppend {
     /// The run.
     pub run: MessageId,
+    /// The try.
+    pub attempt: Attempt,
     /// Index of the first line.
     pub first: u64,
     /// Length of the journal before.
@@ -937,6 +939,10 @@ impl Home {
                     let by = self.state.turns.get(&id.run).map(|turn| turn.member);
                     self.append(step, context, by, auth, accepted);
                 }
+                // A stop that was sent before the attempt was known there has met nothing to stop.
+                if self.state.turns.get(&id.run).is_some_and(|turn| turn.stop) {
+                    step.effects.push(Effect::Send(node, Message::Stop { id }, Vec::new()));
+                }
             }
             Message::Refused { id, message, .. } if self.is_current(node, &id) => {
                 let outcome =
@@ -1045,7 +1051,7 @@ impl Home {
         };
         progress.unsynced.push_back((progress.length, progress.events));
         let fresh = asks.into_iter().filter(|ask| progress.asked.insert(ask.id.clone())).collect::<Vec<_>>();
-        step.journals.push(JournalAppend { run: id.run, first, at, lines, sync: !fresh.is_empty() });
+        step.journals.push(JournalAppend { run: id.run, attempt: id.attempt, first, at, lines, sync: !fresh.is_empty() });
         for ask in fresh {
             let card = self.state.message.next();
             let body = Body::CardRaised { message: card, run: id.run, attempt: id.attempt, ask };
@@ -1144,6 +1150,7 @@ impl Home {
         // The journal must be durable before the entry that names its hash.
         step.journals.push(JournalAppend {
             run: id.run,
+            attempt: id.attempt,
             first: progress.events,
             at: progress.length,
             lines: Vec::new(),
