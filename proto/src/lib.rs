@@ -20,6 +20,8 @@ pub mod payload;
 pub mod route;
 pub mod text;
 pub mod log;
+pub mod org;
+pub mod pairing;
 pub mod time;
 pub mod turn;
 pub mod view;
