@@ -1051,7 +1051,14 @@ impl Home {
         };
         progress.unsynced.push_back((progress.length, progress.events));
         let fresh = asks.into_iter().filter(|ask| progress.asked.insert(ask.id.clone())).collect::<Vec<_>>();
-        step.journals.push(JournalAppend { run: id.run, attempt: id.attempt, first, at, lines, sync: !fresh.is_empty() });
+        step.journals.push(JournalAppend {
+            run: id.run,
+            attempt: id.attempt,
+            first,
+            at,
+            lines,
+            sync: !fresh.is_empty(),
+        });
         for ask in fresh {
             let card = self.state.message.next();
             let body = Body::CardRaised { message: card, run: id.run, attempt: id.attempt, ask };
