@@ -253,8 +253,8 @@ impl Cited {
 
 /// Looks up what the fold does not hold.
 pub trait History {
-    /// The post that a poster made under a client id.
-    fn posted(&self, poster: &str, client: &ClientId) -> Option<(MessageId, Seq)>;
+    /// The post that an author made under a client id. A signing device is the author of what it signed.
+    fn posted(&self, by: Option<MemberId>, auth: &Auth, client: &ClientId) -> Option<(MessageId, Seq)>;
     /// A message by number.
     fn cited(&self, message: MessageId) -> Option<Cited>;
 }
@@ -548,7 +548,7 @@ impl Home {
         let poster = poster(by, &auth);
         if let Some(client) = &client {
             let earlier = self.clients.get(&(poster.clone(), client.clone())).copied();
-            if let Some((message, seq)) = earlier.or_else(|| context.history.posted(&poster, client)) {
+            if let Some((message, seq)) = earlier.or_else(|| context.history.posted(by, &auth, client)) {
                 return Ok(Ask::Posted { message, seq, unknown: Vec::new(), to: Vec::new() });
             }
         }
