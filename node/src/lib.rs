@@ -2,3 +2,4 @@
 
 pub mod handle;
 pub mod harness;
+pub mod net;
