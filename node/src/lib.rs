@@ -1,4 +1,6 @@
 //! The tokio shell of Tieline: disk, swarm, harness processes, doors. `tieline-proto` decides, this crate acts.
 
+pub mod config;
 pub mod handle;
 pub mod harness;
+pub mod http;

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`id`], [`time`] | identifiers and clocks as data |
 //! | [`entry`], [`event`] | what logs and run journals hold |
-//! | [`link`], [`api`] | what nodes and clients say |
+//! | [`link`], [`api`], [`view`] | what nodes and clients say |
 
 pub mod api;
 pub mod entry;
@@ -12,3 +12,4 @@ pub mod event;
 pub mod id;
 pub mod link;
 pub mod time;
+pub mod view;
