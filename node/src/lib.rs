@@ -4,3 +4,5 @@ pub mod consent;
 pub mod handle;
 pub mod harness;
 pub mod net;
+pub mod config;
+pub mod http;

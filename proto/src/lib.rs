@@ -6,6 +6,7 @@
 //! | [`entry`], [`event`] | what logs and run journals hold |
 //! | [`log`] | the hash chain: building, sealing, verifying |
 //! | [`link`], [`api`] | what nodes and clients say |
+//! | [`link`], [`api`], [`view`] | what nodes and clients say |
 //! | [`route`], [`payload`] | who gets a message, and what an agent reads |
 //! | [`text`] | how others' text is shown |
 
