@@ -1,8 +1,8 @@
 //! The tokio shell of Tieline: disk, swarm, harness processes, doors. `tieline-proto` decides, this crate acts.
 
+pub mod config;
 pub mod consent;
 pub mod handle;
 pub mod harness;
-pub mod net;
-pub mod config;
 pub mod http;
+pub mod net;
