@@ -2,7 +2,11 @@
 
 pub mod config;
 pub mod consent;
+pub mod data_dir;
 pub mod handle;
 pub mod harness;
 pub mod http;
+pub mod keys;
 pub mod net;
+pub mod node;
+pub mod store;

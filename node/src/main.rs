@@ -3,9 +3,13 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // Before anything else: this process may be a keeper of an agent program and not a node.
     if let Some(code) = tieline::harness::keeper::run_if_asked() {
         return code;
     }
-    ExitCode::SUCCESS
+    let data = std::path::PathBuf::from(std::env::args().nth(1).unwrap());
+    let flags = tieline::config::Flags { data: Some(data), api: Some("127.0.0.1:0".into()), listen: vec!["/ip4/127.0.0.1/tcp/0".into()], ready_file: std::env::args().nth(2).map(Into::into), ..Default::default() };
+    let config = tieline::config::load(&flags, &|_: &str| None, &tieline::config::Places::of_user()).unwrap().config;
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    let rt = tokio::runtime::Runtime::new().unwrap();
+    match rt.block_on(tieline::node::up(config)) { Ok(()) => ExitCode::SUCCESS, Err(e) => { eprintln!("{e:?}"); ExitCode::FAILURE } }
 }

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::sync::Arc;
 
-use base64_url::{decode, encode};
+use super::base64::{decode, encode};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tieline_proto::api::{ApiError, Code, Frame, MemberAct, NewMember, Posted, Request};
@@ -189,7 +189,7 @@ impl Node {
             self.membership.created(client, id);
         }
         self.channels.insert(id, super::channel::Channel::new(home, tieline_proto::log::Head::default()));
-        self.writer.create(tieline_proto::log::LogId::Channel(id));
+        self.open_new_log(id)?;
         self.submit(id, step, org);
         self.greet(id);
         self.org_changed();
@@ -271,6 +271,13 @@ impl Node {
                 let op = Op::Hold { message, release, may_run_twice };
                 self.operate(id, by, op, Asked::Card(id, before.map(Box::new)), reply);
             }
+            Request::BlobPut { hash, size, offset, data, .. } => match decode(&data) {
+                Ok(bytes) => self.blob_put(id, hash, size, offset, &bytes, reply),
+                Err(()) => {
+                    let error = ApiError::new(Code::Invalid, "a piece is base64url without padding");
+                    self.reply(reply, Err(error));
+                }
+            },
             Request::ChannelArchive { .. } => self.operate(id, by, Op::Archive, Asked::Channel(id), reply),
             read => {
                 let result = self.read_channel(id, read);
@@ -297,15 +304,10 @@ impl Node {
                 Ok(to_value(&home.map(views::cards).unwrap_or_default()))
             }
             Request::Events { message, from, .. } => self.events(id, message, from),
-            Request::BlobPut { hash, size, offset, data, .. } => {
-                let bytes = decode(&data)
-                    .map_err(|()| ApiError::new(Code::Invalid, "a piece is base64url without padding"))?;
-                self.blob_put(id, hash, size, offset, &bytes)
-            }
             Request::BlobGet { hash, offset, .. } => {
-                let piece = self.reader.blob_piece(id, &hash, offset, PIECE_LEN);
-                let (size, bytes) =
-                    piece.map_err(|_| ApiError::new(Code::NotFound, format!("no attachment {} here", hash.short())))?;
+                let (size, bytes) = self
+                    .blob_piece(id, hash, offset)
+                    .ok_or_else(|| ApiError::new(Code::NotFound, format!("no attachment {} here", hash.short())))?;
                 Ok(to_value(&BlobPiece { size, offset, data: encode(&bytes) }))
             }
             _ => Err(ApiError::new(Code::Invalid, "that request is not about a channel")),
@@ -323,7 +325,7 @@ impl Node {
         run: Option<MessageId>,
         reply: ReplyTo,
     ) {
-        let missing = post.attachments.iter().find(|file| !self.reader.has_blob(id, &file.hash));
+        let missing = post.attachments.iter().find(|file| !self.reader.layout().blob(id, file.hash).exists());
         if let Some(file) = missing {
             let error = ApiError::new(Code::NotFound, format!("the content of {:?} was not sent", file.name));
             return self.reply(reply, Err(error.hint("tieline post CHANNEL TEXT --attach FILE")));
@@ -429,7 +431,8 @@ impl Node {
         let not_found = || ApiError::new(Code::NotFound, format!("#{message} is no turn"));
         let attempt = self.attempt_of(id, message).ok_or_else(not_found)?;
         let journal = crate::store::JournalId::Run { channel: id, message, attempt };
-        let chunk = self.reader.journal_chunk(journal, from).unwrap_or_default();
+        let cursor = self.reader.journal(journal, from).ok().flatten();
+        let chunk = cursor.and_then(|mut cursor| cursor.read(PIECE_LEN).ok().flatten()).unwrap_or_default();
         let lines = tieline_proto::log::line::split(&chunk);
         let events = lines.filter_map(|line| serde_json::from_slice(line).ok()).collect::<Vec<_>>();
         let next = (!events.is_empty()).then_some(from + events.len() as u64);
@@ -441,8 +444,8 @@ impl Node {
         if let Some(turn) = home.and_then(|home| home.state().turns.get(&message)) {
             return Some(turn.attempt);
         }
-        let seq = self.index.message(id, message)?;
-        let line = self.reader.line(tieline_proto::log::LogId::Channel(id), seq).ok()??;
+        let seq = self.index.message(id, message)?.end?;
+        let line = self.reader.entry(tieline_proto::log::LogId::Channel(id), seq).ok()??;
         match tieline_proto::log::Line::parse(&line) {
             Ok(tieline_proto::log::Line::Entry(entry)) => match entry.body {
                 tieline_proto::entry::Body::TurnFinished { attempt, .. } => Some(attempt),
@@ -540,7 +543,7 @@ impl Node {
         self.next_call += 1;
         let tail = serde_json::to_vec(&request).unwrap_or_default();
         let message = tieline_proto::link::Message::Call { call, agent, auth };
-        if let Err(error) = self.net.send(home, &message, &tail) {
+        if let Err(error) = self.net.send(home, message, tail) {
             let home = self.node_name(&home);
             let error = ApiError::new(Code::Unreachable, format!("{home} can't be reached: {error}"));
             return self.reply(reply, Err(error.hint("tieline status")));
@@ -732,7 +735,7 @@ pub(super) enum Created {
 struct NoHistory;
 
 impl tieline_proto::channel::History for NoHistory {
-    fn posted(&self, _: &str, _: &ClientId) -> Option<(MessageId, tieline_proto::id::Seq)> {
+    fn posted(&self, _: Option<MemberId>, _: &Auth, _: &ClientId) -> Option<(MessageId, tieline_proto::id::Seq)> {
         None
     }
 

@@ -18,7 +18,8 @@ use tieline_proto::view;
 
 use super::Node;
 use crate::net::{OrgView, PeerHints};
-use crate::store::{Commit, SealedBatch, write_private};
+use crate::keys;
+use crate::store::{Command, Commit, SealedBatch};
 
 /// Where this node last met the others. A hint: it can be deleted at any time.
 pub const BOOK: &str = "peers.json";
@@ -151,7 +152,7 @@ impl Membership {
             let met = self.book.get(&id).cloned().unwrap_or_default();
             let peer = met.peer.as_deref().and_then(|peer| PeerId::from_str(peer).ok());
             let addrs = met.addrs.iter().filter_map(|addr| Multiaddr::from_str(addr).ok()).collect();
-            (id, PeerHints { peer, addrs })
+            (id, PeerHints { peer_id: peer, addrs })
         })
         .collect()
     }
@@ -178,7 +179,7 @@ impl Membership {
     fn save_book(&self) {
         let written = serde_json::to_vec_pretty(&self.book)
             .map_err(std::io::Error::other)
-            .and_then(|bytes| write_private(&self.book_path, &bytes));
+            .and_then(|bytes| keys::write(&self.book_path, &bytes));
         if let Err(error) = written {
             tracing::debug!(%error, "where other nodes are is not remembered");
         }
@@ -263,7 +264,7 @@ impl Node {
         self.tokens.insert(token, super::Owner::Org);
         // The writer checks chain and seals before it keeps them.
         let lines = vec![(self.membership.log, lines.to_vec())];
-        self.writer.submit(Commit { token, lines, ..Commit::default() });
+        self.submit_command(Command::Commit(Commit { token, lines, ..Commit::default() }));
         self.org_changed();
         self.retry_parked(tokio::time::Instant::now());
     }

@@ -33,15 +33,18 @@ use super::turns::Turns;
 use super::{Node, Sources, pairing};
 use crate::config::Config;
 use crate::consent::Consent;
+use crate::data_dir::{DataDir, DirError};
 use crate::handle::NodeHandle;
-use crate::harness::{Host, HostConfig, Registry, RegistryError};
+use crate::harness::registry::RegistryError;
+use crate::harness::{Host, HostConfig, Registry};
 use crate::http::{Backend, Doors, Limits, Metrics};
 use crate::keys::{self, KeyFileError};
 use crate::net::{Net, NetConfig, NetError};
 use crate::store::{
-    Checkpoint, Command, Commit, Core, DataDir, Index, JournalAppend, JournalId, Keep, Layout, OpenLog, OpenedLog,
-    Reader, RealDisk, Report, Writer, recover,
+    Checkpoint, Command, Commit, Core, Index, JournalAppend, JournalId, Keep, Layout, OpenLog, OpenedLog,
+    Reader, RealDisk, Report, Writer, index, recover,
 };
+
 
 /// Runner news that wait for the loop.
 const NEWS_WAITING_MAX: usize = 256;
@@ -51,6 +54,12 @@ const DONE_WAITING_MAX: usize = 256;
 
 /// How long the loop may take to finish what is on its way to disk when it stops.
 const DRAIN_WAIT: Duration = Duration::from_secs(5);
+
+/// Entries between two lines of progress while the index is made anew.
+const INDEX_PROGRESS: u64 = 100_000;
+
+/// Look-ups added to the index at once.
+const INDEX_BATCH: usize = 4096;
 
 /// The channel of a new org, so that there is something to talk to.
 const WELCOME: &str = "welcome";
@@ -64,7 +73,7 @@ const GUIDE: &str = "guide";
 pub enum StartError {
     /// The data folder.
     #[error(transparent)]
-    Data(#[from] crate::store::DirError),
+    Data(#[from] DirError),
     /// A key file.
     #[error(transparent)]
     Key(#[from] KeyFileError),
@@ -447,7 +456,25 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), StartErr
             from: None::<Checkpoint>,
             known: None,
         };
-        let opened = open.open_indexed(&index, &mut |entry, _| folding.add(entry))?;
+        // The index is written behind: what it lacks of the log is added now.
+        let reaches = index.reaches(LogId::Channel(id)).map_or(Seq(0), |checkpoint| checkpoint.head.seq);
+        let mut items = Vec::new();
+        let mut behind = 0_u64;
+        let opened = open.open(&mut |entry, _| {
+            if entry.seq > reaches {
+                index::items(entry.seq, entry.by, &entry.auth, &entry.body, &mut items);
+                behind += 1;
+                if behind.is_multiple_of(INDEX_PROGRESS) {
+                    tracing::info!(channel = %term.name, entries = behind, "the index is being made anew");
+                }
+            }
+            folding.add(entry);
+        })?;
+        if let Some(checkpoint) = opened.checkpoint().filter(|_| !items.is_empty()) {
+            for items in items.chunks(INDEX_BATCH) {
+                index.add(LogId::Channel(id), items, &checkpoint);
+            }
+        }
         if let Some(repair) = &opened.repair {
             let note = format!(
                 "{}: {} bytes behind entry {} were never sealed and were cut ({})",
@@ -486,12 +513,12 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), StartErr
     let (writer, reports) = Writer::spawn(core).map_err(io("starting the writer"))?;
     let org_head = org_log.head;
     for log in std::iter::once(org_log).chain(logs) {
-        writer.push(Command::Add(Box::new(log)));
+        writer.send(Command::Add(Box::new(log))).await;
     }
     let mut length = attempts_len;
     if !first.is_empty() {
         let append = JournalAppend { id: attempts, at: 0, bytes: first.clone(), sync: true };
-        writer.push(Command::Commit(Commit { token: 0, journals: vec![append], ..Commit::default() }));
+        writer.send(Command::Commit(Commit { token: 0, journals: vec![append], ..Commit::default() })).await;
         length = first.len() as u64;
     }
 
@@ -543,6 +570,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), StartErr
         reader,
         index,
         next_token: 1,
+        backlog: VecDeque::new(),
         tokens: BTreeMap::new(),
         net,
         outlet,
@@ -561,6 +589,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), StartErr
         forwarded: BTreeMap::new(),
         fed: BTreeMap::new(),
         pairing,
+        staged: super::blobs::Staged::default(),
         work: VecDeque::new(),
         reopen_at: None,
         stop,
@@ -717,7 +746,6 @@ impl Node {
             }
         }
         self.net.shutdown().await;
-        self.writer.close();
         tracing::info!("stopped");
     }
 }

@@ -107,7 +107,11 @@ impl Node {
             Message::OrgGet { from } => self.org_asked(node, *from),
             Message::OrgLines { from } => self.org_lines(node, *from, &tail),
             // The link answers probes by itself; what a newer version says is not for us.
-            Message::Probe { .. } | Message::ProbeOk { .. } | Message::Unknown => {}
+            Message::Probe { .. }
+            | Message::ProbeOk { .. }
+            | Message::LaneOpen { .. }
+            | Message::Bye { .. }
+            | Message::Unknown => {}
         }
     }
 
@@ -272,7 +276,7 @@ impl Node {
         }
         let Some(forwarded) = self.forwarded.get_mut(&call).filter(|forwarded| forwarded.node == node) else { return };
         let Some(reply) = forwarded.reply.take() else { return };
-        let answer = gate::check(tail, Limits { nodes_max: 200_000, ..Limits::text(tieline_proto::wire::FRAME_LEN_MAX) });
+        let answer = gate::check(tail, Limits { nodes_max: 200_000, ..Limits::text(tieline_proto::wire::frame::FRAME_LEN_MAX) });
         let answer = answer.ok().and_then(|text| serde_json::from_str(text).ok());
         let result = match answer {
             Some(Answer::Ok(value)) => Ok(value),

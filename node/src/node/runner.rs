@@ -27,6 +27,8 @@ pub const ORDERS_WAITING_MAX: usize = 64;
 pub enum Order {
     /// Interrupt the turn.
     Interrupt,
+    /// The node stops: end the turn and write nothing more, so that nobody takes its end for the agent's.
+    Abandon,
     /// Answer a question.
     Answer {
         /// Which.
@@ -93,6 +95,7 @@ impl Runner {
                 biased;
                 Some(order) = orders.recv() => {
                     let told = match order {
+                        Order::Abandon => return,
                         Order::Interrupt => {
                             let _ = commands.send(Command::Interrupt).await;
                             News::Stopped(id, home)

@@ -22,8 +22,7 @@ use super::{Done, Node, Owner};
 use crate::consent::Consent;
 use crate::handle::{Caller, NodeHandle};
 use crate::harness::{Host, TurnSpec};
-use crate::http::Tokens as _;
-use crate::store::{Commit, JournalAppend, JournalId, Target};
+use crate::store::{Command, Commit, JournalAppend, JournalId, Target};
 
 /// Everything about turns that run here.
 pub(super) struct Turns {
@@ -135,7 +134,7 @@ impl Node {
         self.tokens.insert(token, Owner::Resident);
         self.turns.pending.push_back((token, effects));
         let journals = vec![JournalAppend { id, at, bytes: records, sync }];
-        self.writer.submit(Commit { token, journals, ..Commit::default() });
+        self.submit_command(Command::Commit(Commit { token, journals, ..Commit::default() }));
     }
 
     pub(super) fn resident_durable(&mut self, token: u64) {
@@ -186,7 +185,7 @@ impl Node {
                 }
                 Effect::Forget(id) => {
                     self.turns.pumps.remove(&id);
-                    self.writer.forget(JournalId::Attempt(id));
+                    self.submit_command(Command::RemoveJournal(JournalId::Attempt(id)));
                 }
             }
         }
@@ -220,16 +219,18 @@ impl Node {
                 Err(refusal("not_home", "the org's chain does not name that node as the channel's home"))
             }
             None => Err(refusal("no_harness", "the member has no harness")),
-            Some(harness) if !self.turns.host.registry().has(harness) => Err(refusal(
-                "harness_missing",
-                &format!(
-                    "harness `{harness}` is not on {}; there: tieline harness add {harness} -- COMMAND",
-                    self.config.name
-                ),
-            )),
             Some(harness) => {
                 let policy = spec.policy.unwrap_or_default();
-                self.turns.consent.check(home, harness, spec.cwd.as_deref(), policy).map_err(|refused| Refusal {
+                let registry = self.turns.host.registry();
+                let work = self.turns.data.join("resident").join("work").join(spec.handle.as_str());
+                // A member without a folder gets one of its own; whether it may be used is the owner's to say.
+                if spec.cwd.is_none()
+                    && let Err(error) = std::fs::create_dir_all(&work)
+                {
+                    tracing::warn!(%error, "a member's own folder cannot be made");
+                }
+                let allowed = self.turns.consent.check(&registry, &home, harness, spec.cwd.as_deref(), policy, &work);
+                allowed.map_err(|refused| Refusal {
                     code: refused.code.to_owned(),
                     message: format!("{}; {}", refused.message, refused.hint),
                 })
@@ -352,7 +353,7 @@ impl Node {
             News::Ended(id, end) => {
                 self.ended(&id);
                 let End { events, length, journal, session } = end;
-                if self.turns.host.is_stopping() {
+                if self.stop.is_cancelled() {
                     return self.resident(Input::Stopped(id));
                 }
                 self.resident(Input::Ended { id, events, length, journal, session });
@@ -373,6 +374,14 @@ impl Node {
         }
     }
 
+    /// The node stops: nothing more is written of what runs, so that its end stays unknown and is asked about.
+    pub(super) fn abandon_turns(&mut self) {
+        for running in self.turns.runners.values() {
+            let _ = running.orders.try_send(runner::Order::Abandon);
+        }
+        self.turns.pumps.clear();
+    }
+
     // ---- faults ----
 
     pub(super) fn resident_failed(&mut self, words: &str) {
@@ -383,7 +392,7 @@ impl Node {
 
     pub(super) fn reopen_resident(&mut self) {
         if self.turns.stopped.is_some() {
-            self.writer.reopen(Target::Journal(self.turns.journal));
+            self.submit_command(Command::Reopen(Target::Journal(self.turns.journal)));
         }
     }
 
@@ -441,7 +450,7 @@ async fn fetch(handle: &NodeHandle, channel: ChannelId, files: &[Attachment], di
                 Request::BlobGet { channel: channel.to_string(), hash: file.hash, offset: bytes.len() as u64 };
             let piece = handle.call(Caller::Owner, request).await.map_err(|error| error.to_string())?;
             let piece: BlobPiece = serde_json::from_value(piece).map_err(|error| error.to_string())?;
-            let data = base64_url::decode(&piece.data).map_err(|()| "a piece is not base64url".to_owned())?;
+            let data = super::base64::decode(&piece.data).map_err(|()| "a piece is not base64url".to_owned())?;
             if data.is_empty() {
                 return Err(format!("{:?} ends too early", file.name));
             }
