@@ -356,6 +356,10 @@ impl Node {
         let Some(Waiting { reply, what }) = self.waiting.remove(&ticket) else { return };
         let result = result.and_then(|done| match (done, what) {
             (Ask::Posted { message, seq, unknown, to }, _) => {
+                // A repeated request is answered from the log, so that it gets the very same answer.
+                let repeated = at.filter(|(_, batch)| batch.is_none_or(|batch| batch.line(seq).is_none()));
+                let (unknown, to) =
+                    repeated.and_then(|(id, _)| self.recorded_route(id, seq)).unwrap_or((unknown, to));
                 let receipt = at.and_then(|(id, batch)| self.receipt(id, seq, batch));
                 let receipt = receipt
                     .ok_or_else(|| ApiError::new(Code::Internal, format!("#{message} is saved, but has no receipt")))?;
@@ -372,6 +376,16 @@ impl Node {
             (_, Asked::Post | Asked::Member(_, None)) => Ok(json!({})),
         });
         self.reply(reply, result);
+    }
+
+    /// What the log says of where a post went: unknown mentions and recipients.
+    fn recorded_route(&self, id: ChannelId, seq: tieline_proto::id::Seq) -> Option<(Vec<String>, Vec<Handle>)> {
+        let line = self.reader.entry(tieline_proto::log::LogId::Channel(id), seq).ok()??;
+        let Ok(tieline_proto::log::Line::Entry(entry)) = tieline_proto::log::Line::parse(&line) else { return None };
+        let tieline_proto::entry::Body::Posted { routed, .. } = entry.body else { return None };
+        let members = &self.channels.get(&id)?.home.as_ref()?.state().members;
+        let to = routed.to.iter().filter_map(|delivery| members.get(&delivery.member));
+        Some((routed.unknown, to.map(|member| member.spec.handle.clone()).collect()))
     }
 
     pub(super) fn reply(&mut self, reply: ReplyTo, result: Result<Value, ApiError>) {

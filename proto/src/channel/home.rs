@@ -373,6 +373,8 @@ pub struct Home {
     /// Posts under client ids whose entries are not known to be indexed yet.
     clients: BTreeMap<(String, ClientId), (MessageId, Seq)>,
     durable: Seq,
+    /// Answers that reached their harness. After a restart they are sent again, and known there.
+    delivered: BTreeSet<(MessageId, String)>,
     /// When the oldest open round began to wait only for participants that cannot run.
     stuck: BTreeMap<MessageId, Millis>,
 }
@@ -411,6 +413,7 @@ impl Home {
             recent: VecDeque::new(),
             clients: BTreeMap::new(),
             durable,
+            delivered: BTreeSet::new(),
             stuck: BTreeMap::new(),
         }
     }
@@ -978,16 +981,8 @@ impl Home {
                 step.effects.push(Effect::Send(node, Message::FinishedAck { id }, Vec::new()));
             }
             Message::AnswerOk { id, ask } if self.is_current(node, &id) => {
-                let card = self.state.cards.iter().find_map(|(number, card)| match card {
-                    Card::Ask { run, ask: open, answered: Some(_), .. } if *run == id.run && open.id == ask => {
-                        Some(*number)
-                    }
-                    _ => None,
-                });
-                if let Some(card) = card {
-                    let reason = "answered".to_owned();
-                    self.append(step, context, None, Auth::Home, Body::CardClosed { card, reason });
-                }
+                // The card stays until its turn ends, so that a late second answer is told who was first.
+                self.delivered.insert((id.run, ask));
             }
             Message::Report { verdicts } => {
                 for (id, verdict) in verdicts {
@@ -1121,7 +1116,7 @@ impl Home {
     fn send_answers(&self, step: &mut Step, node: NodeId, only: Option<MessageId>) {
         for card in self.state.cards.values() {
             let Card::Ask { run, attempt, ask, answered: Some((_, choice, text)) } = card else { continue };
-            if only.is_some_and(|only| only != *run) {
+            if only.is_some_and(|only| only != *run) || self.delivered.contains(&(*run, ask.id.clone())) {
                 continue;
             }
             let id = AttemptId { channel: self.state.id, run: *run, attempt: *attempt };
@@ -1143,6 +1138,7 @@ impl Home {
     ) {
         let Some(turn) = self.state.turns.get(&id.run).cloned() else { return };
         let progress = self.runs.remove(&id.run).unwrap_or_else(|| RunProgress::new(id.attempt));
+        self.delivered.retain(|(run, _)| *run != id.run);
         let Outcome { status, text, error, usage } = outcome;
         let round = turn.batch.iter().find_map(|queued| queued.round);
         let mut triggers = Vec::new();
