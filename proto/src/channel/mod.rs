@@ -2,6 +2,8 @@
 
 mod home;
 mod state;
+#[cfg(test)]
+mod tests;
 
 pub use home::{
     Ask, Cited, Context, Effect, History, Home, Input, JournalAppend, Op, OpError, RunProgress, Step, Ticket, poster,
