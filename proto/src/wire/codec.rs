@@ -115,3 +115,6 @@ impl Decoder {
         Ok(Some((decode_head(head)?, tail.to_vec())))
     }
 }
+
+#[cfg(test)]
+mod tests;
