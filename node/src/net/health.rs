@@ -115,7 +115,7 @@ impl Health {
         }
     }
 
-    /// What to do now. `progress` is when bytes last moved on the link, `nonce` a fresh random number.
+    /// What to do now. `progress` is when the far side last moved bytes, `nonce` a fresh random number.
     pub fn poll(&mut self, now: Millis, progress: Millis, nonce: impl FnOnce() -> u64) -> Option<Action> {
         if let Some(reason) = self.verdict(now, progress) {
             return Some(Action::GiveUp(reason));

@@ -60,6 +60,8 @@ pub(super) struct Lanes {
 #[derive(Debug, Default)]
 struct Outgoing {
     queues: BTreeMap<Lane, Arc<FrameQueue>>,
+    /// For each lane, whether its latest stream has been announced.
+    latest: BTreeMap<Lane, CancellationToken>,
     closed: bool,
 }
 
@@ -68,6 +70,11 @@ struct Outgoing {
 pub(super) struct NewLane {
     lane: Lane,
     queue: Arc<FrameQueue>,
+    /// Ends when the lane's stream before this one has been announced: the far side reads in the order of
+    /// announcements.
+    before: Option<CancellationToken>,
+    /// Ended by being dropped.
+    announced: DropGuard,
 }
 
 #[derive(Default)]
@@ -187,7 +194,11 @@ impl Lanes {
             return Err(SendError::TooManyLanes);
         }
         let queue = Arc::new(FrameQueue::new(LANE_QUEUE_BYTES));
-        self.new.try_send(NewLane { lane, queue: queue.clone() }).map_err(|error| match error {
+        out.latest.retain(|_, announced| !announced.is_cancelled());
+        let announced = CancellationToken::new();
+        let before = out.latest.insert(lane, announced.clone());
+        let new = NewLane { lane, queue: queue.clone(), before, announced: announced.drop_guard() };
+        self.new.try_send(new).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => SendError::TooManyLanes,
             mpsc::error::TrySendError::Closed(_) => SendError::NoLink,
         })?;
@@ -230,16 +241,20 @@ impl Lanes {
 
 /// Writes a lane until it has been idle for a while or was ended.
 pub(super) async fn write(context: Context, new: NewLane, mut rng: ChaCha20Rng) -> Result<(), CloseReason> {
-    let NewLane { lane, queue } = new;
+    let NewLane { lane, queue, before, announced } = new;
     let link = &context.link;
     let key = StreamKey::generate(&mut rng);
     let opening = link.lanes.opening.acquire().await.map_err(|_| stopping())?;
     let stream = context.notes.open(link.peer, link.connection, Purpose::Lane).await;
     let stream = stream.map_err(|error| CloseReason::lost(format!("opening a lane: {error}")))?;
+    if let Some(before) = before {
+        before.cancelled().await;
+    }
     // The stream is there: from here on the far side may count on it.
     if link.send(&Message::LaneOpen { lane }, key.as_bytes()).is_err() {
         return Ok(());
     }
+    drop(announced);
     let failed = |error| CloseReason::lost(format!("writing a lane: {error}"));
     let (_, mut stream) = stream.split();
     stream.write_all(&key.tag()).await.map_err(failed)?;
@@ -248,8 +263,7 @@ pub(super) async fn write(context: Context, new: NewLane, mut rng: ChaCha20Rng) 
     loop {
         match timeout(LANE_IDLE, queue.take()).await {
             Ok(Some(frames)) => {
-                send_all(&mut stream, records.seal(&frames)?).await.map_err(failed)?;
-                link.moved();
+                send_all(link, &mut stream, records.seal(&frames)?).await.map_err(failed)?;
             }
             Ok(None) => break,
             Err(_) if link.lanes.close_idle(lane, &queue) => break,

@@ -106,7 +106,7 @@ pub(super) struct Link {
     /// Wakes the probing.
     probe: Notify,
     proven: watch::Sender<bool>,
-    /// When bytes last moved.
+    /// When the far side last moved bytes.
     progress: AtomicU64,
     closing: CancellationToken,
     reason: OnceLock<CloseReason>,
@@ -165,7 +165,7 @@ impl Link {
         self.lane_streams.try_send(stream).is_ok()
     }
 
-    /// Bytes moved just now.
+    /// The far side moved bytes just now: it sent some, or made room for ours.
     pub(super) fn moved(&self) {
         self.progress.store(self.now().0, Ordering::Relaxed);
     }
@@ -312,17 +312,28 @@ async fn write_control(context: Context, mut stream: WriteHalf<Stream>, sealer: 
     let mut records = Records::new(sealer);
     while let Some(frames) = context.link.control.take().await {
         let sealed = records.seal(&frames)?;
-        send_all(&mut stream, sealed).await.map_err(|error| CloseReason::lost(format!("control lane: {error}")))?;
-        context.link.moved();
+        let sent = send_all(&context.link, &mut stream, sealed).await;
+        sent.map_err(|error| CloseReason::lost(format!("control lane: {error}")))?;
     }
     let _ = stream.close().await;
     Ok(())
 }
 
+/// A write that had to wait this long waited for the far side to make room.
+const WAITED: Duration = Duration::from_millis(20);
+
 /// Writes and flushes in one go.
-pub(super) async fn send_all(stream: &mut WriteHalf<Stream>, bytes: &[u8]) -> std::io::Result<()> {
+///
+/// That bytes could be written says nothing about the far side: a dead connection takes them for minutes. That they
+/// could be written *after a wait* does.
+pub(super) async fn send_all(link: &Link, stream: &mut WriteHalf<Stream>, bytes: &[u8]) -> std::io::Result<()> {
+    let begun = Instant::now();
     stream.write_all(bytes).await?;
-    stream.flush().await
+    stream.flush().await?;
+    if begun.elapsed() >= WAITED {
+        link.moved();
+    }
+    Ok(())
 }
 
 async fn read_control(

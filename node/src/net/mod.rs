@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libp2p::identity::Keypair;
 use libp2p::multiaddr::Protocol;
-use libp2p::{Multiaddr, PeerId};
+use libp2p::{Multiaddr, PeerId, Swarm};
 use rand_chacha::ChaCha20Rng;
 use tieline_proto::crypto::keys::DeviceKeys;
 use tieline_proto::crypto::link_key::LinkKey;
@@ -259,7 +259,7 @@ impl Net {
         }
         let guard = addr::Guard::new(&config.listen, &config.bootstrap);
         let transport = transport(&config.keypair, &guard).map_err(NetError::Transport)?;
-        Self::spawn_over(transport, guard, config, org)
+        Self::spawn_swarm(swarm::build(&config.keypair, transport, true), guard, config, org)
     }
 
     /// Starts a network over a transport of the caller's, such as a simulated one. `guard` says which addresses it is
@@ -273,6 +273,15 @@ impl Net {
         config: NetConfig,
         org: watch::Receiver<Arc<OrgView>>,
     ) -> Result<(Self, NetEvents), NetError> {
+        Self::spawn_swarm(swarm::build(&config.keypair, transport, false), guard, config, org)
+    }
+
+    fn spawn_swarm(
+        swarm: Swarm<swarm::Behaviour>,
+        guard: addr::Guard,
+        config: NetConfig,
+        org: watch::Receiver<Arc<OrgView>>,
+    ) -> Result<(Self, NetEvents), NetError> {
         let peer = config.keypair.public().to_peer_id();
         let shared = Arc::new(Shared::default());
         let (wants, wanted) = watch::channel(BTreeMap::new());
@@ -281,7 +290,7 @@ impl Net {
         let stop = CancellationToken::new();
         let driver = Driver::new(driver::Parts {
             config,
-            transport,
+            swarm,
             guard,
             org,
             wanted,

@@ -112,9 +112,10 @@ fn unresolved(keypair: &Keypair, guard: &Guard) -> io::Result<Guarded<BoxedTrans
     Ok(Guarded::new(either.boxed(), guard.clone()))
 }
 
-/// A swarm over `transport`. It listens nowhere yet.
+/// A swarm over `transport`. It listens nowhere yet. With `smart_dial`, QUIC has a head start over TCP and IPv6 over
+/// IPv4; over a transport of one kind there is nothing to rank.
 #[must_use]
-pub fn build(keypair: &Keypair, transport: BoxedTransport) -> Swarm<Behaviour> {
+pub fn build(keypair: &Keypair, transport: BoxedTransport, smart_dial: bool) -> Swarm<Behaviour> {
     let peer = keypair.public().to_peer_id();
     let limits = connection_limits::ConnectionLimits::default()
         .with_max_pending_incoming(Some(PENDING_IN_MAX))
@@ -136,8 +137,8 @@ pub fn build(keypair: &Keypair, transport: BoxedTransport) -> Swarm<Behaviour> {
     };
     let config = libp2p::swarm::Config::with_tokio_executor()
         .with_idle_connection_timeout(IDLE_TIMEOUT)
-        .with_max_negotiating_inbound_streams(NEGOTIATING_MAX)
-        .with_smart_dial();
+        .with_max_negotiating_inbound_streams(NEGOTIATING_MAX);
+    let config = if smart_dial { config.with_smart_dial() } else { config };
     Swarm::new(transport, behaviour, peer, config)
 }
 

@@ -30,8 +30,8 @@ use super::handshake::Identity;
 use super::link::{CloseReason, Established, Link, stopping};
 use super::peers::Peer;
 use super::stream::{Inbound, OpenError, Purpose};
-use super::swarm::{self, Behaviour, BehaviourEvent};
-use super::{BoxedTransport, NetConfig, NetError, NoteSender, OrgView, PeerHints, Shared, WallClock};
+use super::swarm::{Behaviour, BehaviourEvent};
+use super::{NetConfig, NetError, NoteSender, OrgView, PeerHints, Shared, WallClock};
 use links::Ended;
 
 /// Difference between wall clock and monotonic clock within one look at which the box is taken to have slept, or the
@@ -43,6 +43,9 @@ const CLOCK_EVERY: Duration = Duration::from_secs(2);
 
 /// How long closing links may take when the node stops.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long connections may take to close then.
+const HANG_UP_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What tasks and handles tell the loop.
 #[derive(Debug)]
@@ -56,7 +59,7 @@ pub(super) enum Note {
 /// What a driver is made of.
 pub(super) struct Parts {
     pub config: NetConfig,
-    pub transport: BoxedTransport,
+    pub swarm: Swarm<Behaviour>,
     pub guard: Guard,
     pub org: watch::Receiver<Arc<OrgView>>,
     pub wanted: watch::Receiver<BTreeMap<NodeId, PeerHints>>,
@@ -111,9 +114,8 @@ pub(super) struct Driver {
 
 impl Driver {
     pub(super) fn new(parts: Parts) -> Result<Self, NetError> {
-        let Parts { config, transport, guard, mut org, mut wanted, notes, events, shared, stop } = parts;
-        let NetConfig { keypair, listen, external, bootstrap, device, rng, wall } = config;
-        let mut swarm = swarm::build(&keypair, transport);
+        let Parts { config, mut swarm, guard, mut org, mut wanted, notes, events, shared, stop } = parts;
+        let NetConfig { keypair: _, listen, external, bootstrap, device, rng, wall } = config;
         for addr in listen {
             swarm.listen_on(addr.clone()).map_err(|error| NetError::Listen { addr, source: listen_error(error) })?;
         }
@@ -376,6 +378,21 @@ impl Driver {
         self.rng.fork()
     }
 
+    /// Closes all connections in good order, so that what was written last goes out.
+    async fn hang_up(&mut self) {
+        let connected: Vec<_> = self.swarm.connected_peers().copied().collect();
+        for peer in connected {
+            // It may have closed by itself.
+            let _ = self.swarm.disconnect_peer_id(peer);
+        }
+        let _ = timeout(HANG_UP_TIMEOUT, async {
+            while self.swarm.network_info().connection_counters().num_established() > 0 {
+                self.swarm.select_next_some().await;
+            }
+        })
+        .await;
+    }
+
     async fn shut_down(mut self) {
         self.handshakes.abort_all();
         self.successors.clear();
@@ -395,6 +412,7 @@ impl Driver {
         })
         .await;
         self.shared.peers().clear();
+        self.hang_up().await;
     }
 }
 

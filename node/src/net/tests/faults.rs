@@ -29,9 +29,9 @@ async fn a_dead_peer_is_suspected_and_then_given_up() {
     // It comes back after an hour: tries go on for ever, and slowly.
     sleep(ms(3_600_000)).await;
     cut.store(false, Ordering::Relaxed);
-    let back = Instant::now();
+    // At most the try that is under way, and one delay.
+    sleep(ms(60_000)).await;
     both_up(&mut a, &mut b).await;
-    assert!(back.elapsed() < ms(60_000), "{:?}", back.elapsed());
 }
 
 #[tokio::test(start_paused = true)]

@@ -101,7 +101,7 @@ struct Rogue {
 impl Rogue {
     async fn connect(key: Keypair, to: &Node) -> Self {
         let transport = transport(&key, &addr::Guard::with_loopback(true)).unwrap();
-        let mut swarm = swarm::build(&key, transport);
+        let mut swarm = swarm::build(&key, transport, true);
         swarm.dial(to.entrances().remove(0)).unwrap();
         loop {
             if let SwarmEvent::ConnectionEstablished { peer_id, connection_id, .. } = swarm.select_next_some().await {
@@ -153,7 +153,7 @@ async fn threat_w1_garbage_ends_its_own_stream_only() {
             .during(async {
                 // Writes may fail already: the far side has hung up.
                 let _ = stream.write_all(&garbage).await;
-                let _ = stream.flush().await;
+                let _ = stream.close().await;
                 let mut answer = Vec::new();
                 if purpose == Purpose::Link && garbage.len() > 64 {
                     let _ = stream.read_to_end(&mut answer).await;
@@ -198,7 +198,7 @@ async fn garbage_after_the_handshake_ends_that_link_only() {
         rogue
             .during(async {
                 stream.write_all(&bytes).await.unwrap();
-                stream.flush().await.unwrap();
+                stream.close().await.unwrap();
                 // It hangs up.
                 let _ = stream.read_to_end(&mut Vec::new()).await;
             })
