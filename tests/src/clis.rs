@@ -5,11 +5,11 @@ use std::path::PathBuf;
 
 use crate::mesh::Plan;
 
-/// Where `install.sh` puts the command lines: `TIELINE_HARNESS_CLIS`, else `tests/harness-clis` of this tree.
+/// Where `install.sh` puts the command lines: `TIELINE_TEST_CACHE`, else `target/harness-clis` of this tree.
 #[must_use]
 pub fn folder() -> PathBuf {
-    std::env::var_os("TIELINE_HARNESS_CLIS")
-        .map_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/harness-clis")), PathBuf::from)
+    std::env::var_os("TIELINE_TEST_CACHE")
+        .map_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/harness-clis")), PathBuf::from)
 }
 
 /// Puts the command lines on the resident's PATH.

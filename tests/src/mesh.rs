@@ -217,7 +217,7 @@ impl Mesh {
     ///
     /// # Panics
     /// When it does not come.
-    #[must_use]
+    #[expect(clippy::must_use_candidate, reason = "often only the waiting is wanted")]
     pub fn wait_file(&self, name: &str, text: &str) -> String {
         let path = self.work().join(name);
         until(&format!("{text:?} in {name}"), || {
