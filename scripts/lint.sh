@@ -12,7 +12,7 @@ docs() { RUSTDOCFLAGS='-D warnings' cargo doc --profile ci --workspace --no-deps
 deny() { cargo deny --workspace --all-features check --hide-inclusion-graph bans licenses sources; }
 book() {
     mdbook build -d "$PWD/target/book" docs
-    python3 scripts/links.py README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs
+    python3 scripts/links.py README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md web docs
 }
 
 for check in "${@:-format clippy docs deny book}"; do
