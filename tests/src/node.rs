@@ -194,7 +194,7 @@ impl Node {
                 panic!("the node ended with {status}:\n{}", self.log());
             }
             assert!(began.elapsed() < DEADLINE, "the node is not ready:\n{}", self.log());
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
