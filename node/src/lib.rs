@@ -1,6 +1,8 @@
 //! The tokio shell of Tieline: disk, swarm, harness processes, doors. `tieline-proto` decides, this crate acts.
 
+pub mod cli;
 pub mod config;
 pub mod handle;
 pub mod harness;
 pub mod http;
+pub mod logging;
