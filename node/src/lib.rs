@@ -2,6 +2,7 @@
 
 pub mod cli;
 pub mod config;
+pub mod consent;
 pub mod handle;
 pub mod harness;
 pub mod http;
