@@ -4,7 +4,6 @@
 //! |---|---|
 //! | [`client`], [`follow`] | the way to a running node, and a subscription that survives its restart |
 //! | [`out`], [`table`], [`render`] | what is printed, and how it looks |
-//! | [`offline`] | what works on a data folder without a node |
 //! | others | a group of commands each |
 //!
 //! Commands return an [`Exit`] or an [`ApiError`]; [`main`] alone prints errors and chooses the exit status.
@@ -30,7 +29,6 @@ mod inbox;
 mod logs;
 mod member;
 mod node;
-mod offline;
 mod out;
 mod pair;
 mod post;
@@ -264,7 +262,8 @@ fn usage(error: &clap::Error, args: &[OsString]) -> ExitCode {
         let text = error.render().to_string();
         let message = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ").trim();
         let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
-        let command: Vec<_> = args.iter().skip(1).map_while(|arg| arg.to_str().filter(|a| !a.starts_with('-'))).collect();
+        let command: Vec<_> =
+            args.iter().skip(1).map_while(|arg| arg.to_str().filter(|a| !a.starts_with('-'))).collect();
         // Only words that name commands lead to a help text.
         let mut known = Cli::command();
         let mut hint = String::from("tieline");

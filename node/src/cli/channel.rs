@@ -1,14 +1,12 @@
 //! `tieline channel`.
 
-use std::path::PathBuf;
-
 use clap::{Args, Subcommand};
 use tieline_proto::api::Request;
 use tieline_proto::view::{Channel, ChannelRole, ChannelShow};
 
 use super::client::read;
 use super::table::columns;
-use super::{Context, Done, Exit, inbox, member, offline};
+use super::{Context, Done, Exit, inbox, member};
 
 /// Manage channels.
 #[derive(Debug, Subcommand)]
@@ -22,21 +20,6 @@ pub enum ChannelCommand {
     List,
     /// Show a channel with its members, open turns and cards
     Show(Which),
-    /// Check every entry, seal and signature of a channel or of an exported file
-    Verify {
-        /// Channel by name or id, or an exported file
-        what: PathBuf,
-        /// Fingerprint of the org it must belong to
-        #[arg(long, value_name = "FINGERPRINT")]
-        org: Option<String>,
-    },
-    /// Write a channel, with all it takes to verify it, into a file
-    Export {
-        /// Channel, by name or id
-        channel: String,
-        /// The file; must not exist yet
-        file: PathBuf,
-    },
     /// End a channel; it stays readable
     Archive(Which),
 }
@@ -51,8 +34,6 @@ pub struct Which {
 /// Runs it.
 pub async fn run(context: &Context, command: ChannelCommand) -> Done {
     let request = match command {
-        ChannelCommand::Verify { what, org } => return offline::verify(context, &what, org.as_deref()),
-        ChannelCommand::Export { channel, file } => return offline::export(context, &channel, &file),
         ChannelCommand::List => return list(context).await,
         ChannelCommand::Show(Which { channel }) => return show(context, channel).await,
         ChannelCommand::Create { name } => Request::ChannelCreate { name, client: Some(super::new_client_id()?) },

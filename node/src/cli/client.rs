@@ -43,7 +43,8 @@ pub struct Dial {
 impl Dial {
     /// The node of a data folder. In an agent's environment, and unless `--data` names another one, that agent's node.
     pub fn new(data_is_flag: bool, data: &Path, env: &dyn Fn(&str) -> Option<String>) -> Self {
-        let start = if data_is_flag { format!("tieline up --data {}", data.display()) } else { "tieline up".to_owned() };
+        let start =
+            if data_is_flag { format!("tieline up --data {}", data.display()) } else { "tieline up".to_owned() };
         match env("TIELINE_SOCKET").filter(|socket| !socket.is_empty() && !data_is_flag) {
             Some(socket) => Self {
                 socket: PathBuf::from(socket),
@@ -76,17 +77,18 @@ impl Dial {
             let value = HeaderValue::from_str(&format!("Bearer {token}")).map_err(|error| internal(&error))?;
             request.headers_mut().insert(header::AUTHORIZATION, value);
         }
-        let config = WebSocketConfig::default()
-            .max_message_size(Some(MESSAGE_LEN_MAX))
-            .max_frame_size(Some(MESSAGE_LEN_MAX));
+        let config =
+            WebSocketConfig::default().max_message_size(Some(MESSAGE_LEN_MAX)).max_frame_size(Some(MESSAGE_LEN_MAX));
         let handshake = tokio_tungstenite::client_async_with_config(request, stream, Some(config));
         match tokio::time::timeout(HANDSHAKE_WAIT, handshake).await {
             Ok(Ok((ws, _))) => Ok(Client { ws, last: 0, lines: VecDeque::new(), quiet: QUIET_FIRST }),
             Ok(Err(Error::Http(response))) => Err(refusal(response.body().as_deref().unwrap_or_default())),
             Ok(Err(Error::Io(error))) => Err(self.not_running(&error)),
             Ok(Err(error)) => Err(internal(&error)),
-            Err(_) => Err(ApiError::new(Code::Timeout, format!("the node does not answer on {}", self.socket.display()))
-                .hint("is it stopped? tieline logs shows what it did last")),
+            Err(_) => {
+                Err(ApiError::new(Code::Timeout, format!("the node does not answer on {}", self.socket.display()))
+                    .hint("is it stopped? tieline logs shows what it did last"))
+            }
         }
     }
 
@@ -185,14 +187,6 @@ impl Client {
                 }
             }
         }
-    }
-
-    /// Asks and reads the answer as a `T`.
-    ///
-    /// # Errors
-    /// As [`Client::call`]; when the node answers something else.
-    pub async fn ask<T: serde::de::DeserializeOwned>(&mut self, request: Request) -> Result<T, ApiError> {
-        read(self.call(request).await?)
     }
 
     /// Opens a subscription: the number its frames come under, and the answer.

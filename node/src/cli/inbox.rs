@@ -101,12 +101,7 @@ pub async fn hold(context: &Context, command: HoldCommand) -> Done {
     Ok(Exit::OK)
 }
 
-async fn list(
-    context: &Context,
-    channel: Option<String>,
-    is_wanted: impl Fn(CardKind) -> bool,
-    empty: &str,
-) -> Done {
+async fn list(context: &Context, channel: Option<String>, is_wanted: impl Fn(CardKind) -> bool, empty: &str) -> Done {
     let answer = context.dial().connect().await?.call(Request::Inbox { channel }).await?;
     let cards: Vec<Card> = read(answer.clone())?;
     if context.out.json {
@@ -150,7 +145,8 @@ pub fn render(context: &Context, card: &Card) -> String {
     }
     let labels: Vec<_> = card.options.iter().map(|option| one_line(&option.label, 40)).collect();
     for option in &card.options {
-        let detail = if option.detail.is_empty() { String::new() } else { format!(": {}", one_line(&option.detail, 200)) };
+        let detail =
+            if option.detail.is_empty() { String::new() } else { format!(": {}", one_line(&option.detail, 200)) };
         indented(&format!("• {}{detail}", one_line(&option.label, 40)));
     }
     let number = card.card;

@@ -170,11 +170,7 @@ async fn add(context: &Context, args: Add) -> Done {
         model: args.model,
         policy: args.policy.map(Policy::from),
     };
-    let request = Request::MemberAdd {
-        channel: args.channel.clone(),
-        member,
-        client: Some(super::new_client_id()?),
-    };
+    let request = Request::MemberAdd { channel: args.channel.clone(), member, client: Some(super::new_client_id()?) };
     let answer = context.dial().connect().await?.call(request).await?;
     if context.out.json {
         context.out.value(&answer)?;

@@ -6,12 +6,12 @@ use clap::Subcommand;
 use rustix::process::{Pid, test_kill_process};
 use serde_json::{Value, json};
 use tieline_proto::api::{ApiError, Code, Request};
-use tieline_proto::view::{Link, LinkPath, LinkState, Member, Org, Status};
+use tieline_proto::view::{Link, LinkPath, LinkState, Org, Status};
 use tokio::time::Instant;
 
 use super::client::read;
 use super::table::{columns, span};
-use super::{Context, Done, Exit, offline, member};
+use super::{Context, Done, Exit, member};
 use crate::config::Flags;
 
 /// How long a node may take to end its turns' processes and write what is left.
@@ -128,12 +128,7 @@ fn link_row(link: &Link) -> Vec<String> {
 
 /// `tieline org show`.
 pub async fn org(context: &Context, OrgCommand::Show: OrgCommand) -> Done {
-    let dial = context.dial();
-    let answer: Value = if dial.is_up().await {
-        dial.connect().await?.call(Request::OrgShow {}).await?
-    } else {
-        offline::org(context)?
-    };
+    let answer = context.dial().connect().await?.call(Request::OrgShow {}).await?;
     if context.out.json {
         context.out.value(&answer)?;
     } else {

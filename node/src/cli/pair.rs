@@ -5,14 +5,15 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::Value;
-use tieline_proto::api::{ApiError, Code, PairStep, Request};
+use tieline_proto::api::{ApiError, Code, PairStep, Request, Residency};
+use tieline_proto::id::Handle;
 use tieline_proto::text::one_line;
 use tieline_proto::view::Device;
 use tokio::sync::mpsc;
 
 use super::client::{Client, Said, read};
 use super::table::{columns, span};
-use super::{Context, Done, Exit, offline};
+use super::{Context, Done, Exit};
 
 mod qr;
 
@@ -48,7 +49,7 @@ pub struct Join {
     #[arg(long)]
     name: Option<String>,
     /// Consent to run turns of members here
-    #[arg(long, requires = "harness")]
+    #[arg(long, requires_all = ["harness", "cwd"])]
     resident: bool,
     /// Harnesses that may run here
     #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "resident")]
@@ -99,24 +100,32 @@ pub async fn pair(context: &Context, args: Pair) -> Done {
 /// `tieline join`.
 pub async fn join(context: &Context, args: Join) -> Done {
     let link = if args.link == "-" { read_link()? } else { args.link };
-    if args.resident {
-        offline::consent(context, &args.harness, &args.cwd)?;
-    }
-    let dial = context.dial();
-    if !dial.is_up().await {
-        return offline::join(context, &link, args.name).await;
-    }
-    let mut client = dial.connect().await?;
-    if args.resident {
-        client.call(Request::Reload {}).await?;
-    }
-    let (call, _) = client.open(Request::Join { link, name: args.name }).await?;
+    let resident = if args.resident { Some(residency(&args.harness, &args.cwd)?) } else { None };
+    let mut client = context.dial().connect().await?;
+    let (call, _) = client.open(Request::Join { link, name: args.name, resident }).await?;
     loop {
         let step = next_step(&mut client, call).await?;
         if let Some(exit) = report(context, step.as_ref())? {
             return exit;
         }
     }
+}
+
+/// The consent that the command line gives. Folders are taken from where the command runs.
+fn residency(harnesses: &[String], folders: &[PathBuf]) -> Result<Residency, ApiError> {
+    let invalid = |what: String| ApiError::new(Code::Invalid, what);
+    let harnesses = harnesses
+        .iter()
+        .map(|name| Handle::lexical(name, "harness name").map_err(|error| invalid(error.to_string())))
+        .collect::<Result<_, _>>()?;
+    let folders = folders
+        .iter()
+        .map(|folder| {
+            let whole = folder.canonicalize().map_err(|error| invalid(format!("{}: {error}", folder.display())))?;
+            whole.to_str().map(str::to_owned).ok_or_else(|| invalid(format!("{} is not UTF-8", whole.display())))
+        })
+        .collect::<Result<_, _>>()?;
+    Ok(Residency { harnesses, folders })
 }
 
 /// `tieline device`.

@@ -138,8 +138,9 @@ fn channel_and_text(words: &[String], env: &dyn Fn(&str) -> Option<String>) -> R
         [text] => match env("TIELINE_CHANNEL").filter(|channel| !channel.is_empty()) {
             Some(channel) => (channel, text),
             None => {
-                return Err(ApiError::new(Code::Invalid, "a post needs a channel and a text")
-                    .hint("tieline post CHANNEL TEXT"));
+                return Err(
+                    ApiError::new(Code::Invalid, "a post needs a channel and a text").hint("tieline post CHANNEL TEXT")
+                );
             }
         },
         _ => return Err(ApiError::new(Code::Invalid, "a post needs a channel and a text")),
@@ -185,9 +186,7 @@ async fn agents(dial: &Dial, channel: &str) -> Result<BTreeMap<u64, String>, Api
     let empty = json!([]);
     let members = shown.get("members").unwrap_or(&empty).as_array().cloned().unwrap_or_default();
     let agents = members.into_iter().filter(|member| member["kind"] == "agent" || member["kind"] == "extension");
-    Ok(agents
-        .filter_map(|member| Some((member["id"].as_u64()?, member["handle"].as_str()?.to_owned())))
-        .collect())
+    Ok(agents.filter_map(|member| Some((member["id"].as_u64()?, member["handle"].as_str()?.to_owned()))).collect())
 }
 
 #[cfg(test)]

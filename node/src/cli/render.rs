@@ -191,7 +191,8 @@ impl Renderer {
 
     fn time(&self, ts: u64) -> String {
         let stamp = i64::try_from(ts).ok().and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
-        stamp.map_or_else(|| "--:--".to_owned(), |stamp| stamp.to_zoned(self.zone.clone()).strftime("%H:%M").to_string())
+        stamp
+            .map_or_else(|| "--:--".to_owned(), |stamp| stamp.to_zoned(self.zone.clone()).strftime("%H:%M").to_string())
     }
 
     /// Ends the block at the cursor.

@@ -70,7 +70,11 @@ fn escape(line: &str) -> String {
 
 fn print(context: &Context, text: &[u8]) -> Done {
     let text = String::from_utf8_lossy(text);
-    if context.out.json { context.out.value(&text)? } else { context.out.text(&text)? }
+    if context.out.json {
+        context.out.value(&text)?
+    } else {
+        context.out.text(&text)?
+    }
     Ok(Exit::OK)
 }
 

@@ -134,6 +134,9 @@ impl Renderer {
             self.heading(message, Some(ts), by, &self.style.dim(&about));
         }
         if !streamed {
+            if turn.as_ref().is_some_and(|turn| turn.has_text) {
+                self.write_line(&self.style.dim("pieces were missed; all of it:"));
+            }
             self.write(Kind::Text, text);
         }
         let took = took.map_or_else(String::new, |ms| format!(" in {}", table::span(ms)));

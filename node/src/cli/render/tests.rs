@@ -21,24 +21,38 @@ fn entry(seq: u64, author: &str, body: Value) -> Frame {
     let line = json!({"seq": seq, "epoch": 1, "lamport": seq, "prev": zeros, "org": zeros,
         "ts": 1_767_268_800_000_u64 + seq * 1000, "body": body});
     let kind = body["kind"].clone();
-    frame(&json!({"type": "entry", "seq": seq, "message": body["message"], "kind": kind, "author": author, "line": line}))
+    frame(
+        &json!({"type": "entry", "seq": seq, "message": body["message"], "kind": kind, "author": author, "line": line}),
+    )
 }
 
 fn started(seq: u64, message: u64, batch: &[u64]) -> Frame {
     let zeros = "0".repeat(64);
-    entry(seq, "system", json!({"kind": "turn-started", "message": message, "member": 3, "node": zeros,
-        "attempt": 1, "batch": batch, "payload": zeros, "hops": 0}))
+    entry(
+        seq,
+        "system",
+        json!({"kind": "turn-started", "message": message, "member": 3, "node": zeros,
+        "attempt": 1, "batch": batch, "payload": zeros, "hops": 0}),
+    )
 }
 
 fn finished(seq: u64, message: u64, status: &str, text: &str) -> Frame {
-    entry(seq, "gpu", json!({"kind": "turn-finished", "message": message, "attempt": 1, "status": status, "text": text,
+    entry(
+        seq,
+        "gpu",
+        json!({"kind": "turn-finished", "message": message, "attempt": 1, "status": status, "text": text,
         "error": (status == "failed").then_some("model: 529 overloaded"), "events": 1, "length": 1,
-        "journal": "0".repeat(64)}))
+        "journal": "0".repeat(64)}),
+    )
 }
 
 fn posted(seq: u64, message: u64, text: &str) -> Frame {
-    entry(seq, "maya", json!({"kind": "posted", "message": message, "post": {"text": text},
-        "routed": {"to": [{"member": 3, "hops": 0, "why": "mention"}]}}))
+    entry(
+        seq,
+        "maya",
+        json!({"kind": "posted", "message": message, "post": {"text": text},
+        "routed": {"to": [{"member": 3, "hops": 0, "why": "mention"}]}}),
+    )
 }
 
 fn event(message: u64, index: u64, event: Value) -> Frame {
@@ -59,14 +73,21 @@ fn check(renderer: &mut Renderer, frames: &[Frame], expected: &str) {
 fn history_shows_each_message_under_its_heading() {
     let frames = [
         entry(1, "system", json!({"kind": "channel-created", "draft": "{}"})),
-        entry(4, "maya", json!({"kind": "member-added", "member": {"kind": "agent", "handle": "ops", "harness": "codex"}})),
+        entry(
+            4,
+            "maya",
+            json!({"kind": "member-added", "member": {"kind": "agent", "handle": "ops", "harness": "codex"}}),
+        ),
         posted(5, 1, "@gpu train it\nplease"),
         started(6, 2, &[1]),
         finished(10, 2, "completed", "Done.\nLoss 0.3"),
         started(11, 3, &[1]),
         finished(12, 3, "failed", ""),
     ];
-    check(&mut renderer(), &frames, "\
+    check(
+        &mut renderer(),
+        &frames,
+        "\
 12:00  the channel begins
 12:00  + ops joined: agent, codex
 
@@ -81,7 +102,8 @@ fn history_shows_each_message_under_its_heading() {
 
 12:00  #3 gpu answers #1
     ✗ failed in 1 s: model: 529 overloaded
-");
+",
+    );
 }
 
 #[test]
@@ -94,13 +116,17 @@ fn a_running_turn_streams_and_its_text_is_not_repeated() {
         text(2, 3, "Fine."),
         finished(3, 2, "completed", "Loading\nFine."),
     ];
-    check(&mut renderer().live(), &frames, r#"
+    check(
+        &mut renderer().live(),
+        &frames,
+        r#"
 12:00  #2 gpu answers #1
     Loading
     ⚙ Bash {"command":"nvidia-smi"}
     Fine.
     ✓ completed in 2 s
-"#);
+"#,
+    );
 }
 
 #[test]
@@ -113,7 +139,10 @@ fn turns_that_run_at_once_keep_their_text_apart() {
         text(2, 1, " more"),
         finished(4, 2, "interrupted", "one more"),
     ];
-    check(&mut renderer().live(), &frames, "
+    check(
+        &mut renderer().live(),
+        &frames,
+        "
 12:00  #2 gpu answers #1
 
 12:00  #3 gpu answers #1
@@ -127,7 +156,8 @@ fn turns_that_run_at_once_keep_their_text_apart() {
        #2 gpu goes on
      more
     ■ interrupted in 3 s
-");
+",
+    );
 }
 
 #[test]
@@ -149,7 +179,10 @@ fn asks_show_their_options_and_how_to_answer() {
         entry(2, "gpu", json!({"kind": "card-raised", "message": 3, "run": 2, "attempt": 1, "ask": ask})),
         entry(3, "maya", json!({"kind": "card-answered", "card": 3, "choice": ["allow"]})),
     ];
-    check(&mut renderer(), &frames, "
+    check(
+        &mut renderer(),
+        &frames,
+        "
 12:00  #3 gpu wants to
     Bash
     Clean the build folder
@@ -158,7 +191,8 @@ fn asks_show_their_options_and_how_to_answer() {
     • don't: go on without
     tieline answer CHANNEL 3 --choose allow
 12:00  #3 answered by maya: allow
-");
+",
+    );
 }
 
 #[test]
@@ -202,6 +236,8 @@ proptest! {
         }
         shown.push_str(&renderer.close());
         prop_assert!(shown.ends_with('\n'));
-        prop_assert!(!shown.chars().any(|c| text::is_hidden(c) && !"\n\t".contains(c) && !"\u{200c}\u{200d}\u{fe0e}\u{fe0f}".contains(c)));
+        let may_stay = "\n\t\u{200c}\u{200d}\u{fe0e}\u{fe0f}";
+        let hidden = shown.chars().find(|&c| text::is_hidden(c) && !may_stay.contains(c));
+        prop_assert_eq!(hidden, None);
     }
 }
