@@ -9,10 +9,11 @@ use tieline_proto::api::{ApiError, Code, Request};
 use tieline_proto::view::{Link, LinkPath, LinkState, Org, Status};
 use tokio::time::Instant;
 
-use super::client::read;
+use super::client::{self, read};
 use super::table::{columns, span};
 use super::{Context, Done, Exit, member};
 use crate::config::Flags;
+use crate::node::offline;
 
 /// How long a node may take to end its turns' processes and write what is left.
 const STOP_WAIT: Duration = Duration::from_secs(30);
@@ -128,7 +129,16 @@ fn link_row(link: &Link) -> Vec<String> {
 
 /// `tieline org show`.
 pub async fn org(context: &Context, OrgCommand::Show: OrgCommand) -> Done {
-    let answer = context.dial().connect().await?.call(Request::OrgShow {}).await?;
+    let answer = match context.dial().connect().await {
+        Ok(mut client) => client.call(Request::OrgShow {}).await?,
+        // Nobody holds the data folder: this process reads it, and founds the org if there is none.
+        Err(error) if client::is_gone(&error) => {
+            let config = context.load(Flags::default())?.config;
+            let org = offline::org_show(&config)?;
+            serde_json::to_value(org).map_err(|error| ApiError::new(Code::Internal, error.to_string()))?
+        }
+        Err(error) => return Err(error),
+    };
     if context.out.json {
         context.out.value(&answer)?;
     } else {

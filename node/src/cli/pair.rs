@@ -11,9 +11,12 @@ use tieline_proto::text::one_line;
 use tieline_proto::view::Device;
 use tokio::sync::mpsc;
 
-use super::client::{Client, Said, read};
+use super::client::{self, Client, Said, read};
+use super::member::PolicyArg;
 use super::table::{columns, span};
 use super::{Context, Done, Exit};
+use crate::config::Flags;
+use crate::node::offline;
 
 mod qr;
 
@@ -57,6 +60,9 @@ pub struct Join {
     /// Folders that members may work in
     #[arg(long, value_name = "DIR", requires = "resident")]
     cwd: Vec<PathBuf>,
+    /// The most that agents may do here unasked [default: ask]
+    #[arg(long, value_name = "POLICY", requires = "resident")]
+    ceiling: Option<PolicyArg>,
 }
 
 /// Manage the org's devices.
@@ -99,9 +105,14 @@ pub async fn pair(context: &Context, args: Pair) -> Done {
 
 /// `tieline join`.
 pub async fn join(context: &Context, args: Join) -> Done {
+    let resident = if args.resident { Some(residency(&args)?) } else { None };
     let link = if args.link == "-" { read_link()? } else { args.link };
-    let resident = if args.resident { Some(residency(&args.harness, &args.cwd)?) } else { None };
-    let mut client = context.dial().connect().await?;
+    let mut client = match context.dial().connect().await {
+        Ok(client) => client,
+        // Nobody holds the data folder: this process enrols it.
+        Err(error) if client::is_gone(&error) => return alone(context, &link, args.name, resident).await,
+        Err(error) => return Err(error),
+    };
     let (call, _) = client.open(Request::Join { link, name: args.name, resident }).await?;
     loop {
         let step = next_step(&mut client, call).await?;
@@ -111,8 +122,26 @@ pub async fn join(context: &Context, args: Join) -> Done {
     }
 }
 
+/// Enrols the data folder without a node.
+async fn alone(context: &Context, link: &str, name: Option<String>, resident: Option<Residency>) -> Done {
+    let config = context.load(Flags::default())?.config;
+    let shown = context.clone();
+    let show = move |step: PairStep| drop(report(&shown, Some(&step)));
+    let last = offline::join(&config, link, name, resident, show).await?;
+    match report(context, Some(&last))? {
+        Some(exit) => {
+            if matches!(last, PairStep::Enrolled { .. }) {
+                context.out.note("next: tieline up");
+            }
+            exit
+        }
+        None => Ok(Exit::OK),
+    }
+}
+
 /// The consent that the command line gives. Folders are taken from where the command runs.
-fn residency(harnesses: &[String], folders: &[PathBuf]) -> Result<Residency, ApiError> {
+fn residency(args: &Join) -> Result<Residency, ApiError> {
+    let (harnesses, folders) = (&args.harness, &args.cwd);
     let invalid = |what: String| ApiError::new(Code::Invalid, what);
     let harnesses = harnesses
         .iter()
@@ -125,7 +154,7 @@ fn residency(harnesses: &[String], folders: &[PathBuf]) -> Result<Residency, Api
             whole.to_str().map(str::to_owned).ok_or_else(|| invalid(format!("{} is not UTF-8", whole.display())))
         })
         .collect::<Result<_, _>>()?;
-    Ok(Residency { harnesses, folders })
+    Ok(Residency { harnesses, folders, ceiling: args.ceiling.map(Into::into) })
 }
 
 /// `tieline device`.
