@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::super::frame::{FRAME_LEN_MAX, LEN_LEN, TAIL_LEN_MAX};
 use super::*;
 use crate::entry::Auth;
-use crate::id::{Attempt, ChannelId, Hash, Incarnation, MessageId, Seq};
+use crate::id::{Attempt, ChannelId, Hash, MessageId, Seq};
 use crate::link::{AttemptId, Verdict};
 
 fn id() -> AttemptId {
@@ -14,14 +14,7 @@ fn any_message() -> impl Strategy<Value = Message> {
     let nonce = any::<u64>();
     prop_oneof![
         nonce.prop_map(|nonce| Message::Probe { nonce }),
-        (".{0,40}", prop::collection::vec(".{0,20}", 0..4)).prop_map(|(name, addrs)| Message::Hello {
-            version: 1,
-            name,
-            addrs,
-            incarnation: Incarnation([2; 16]),
-            count: 7,
-            head: Hash([3; 32]),
-        }),
+        (".{0,40}", ".{0,20}").prop_map(|(message, code)| Message::Refused { id: id(), code, message }),
         (any::<u64>(), prop::option::of(".{0,20}")).prop_map(|(events, session)| Message::Finished {
             id: id(),
             events,
@@ -30,14 +23,8 @@ fn any_message() -> impl Strategy<Value = Message> {
             session,
             auth: Auth::Home,
         }),
-        prop::collection::vec(any::<u64>(), 0..20).prop_map(|counts| Message::Reconcile {
-            attempts: counts.into_iter().map(|count| (id(), count)).collect(),
-            known: Some((Incarnation([1; 16]), 3)),
-        }),
-        ".{0,20}".prop_map(|reason| Message::Report {
-            incarnation: Incarnation([1; 16]),
-            head_at: None,
-            verdicts: vec![(id(), Verdict::Ambiguous { reason })],
+        prop::collection::vec(".{0,20}", 0..20).prop_map(|reasons| Message::Report {
+            verdicts: reasons.into_iter().map(|reason| (id(), Verdict::Ambiguous { reason })).collect(),
         }),
         any::<u64>().prop_map(|from| Message::OrgGet { from: Seq(from) }),
     ]
@@ -127,7 +114,7 @@ fn threat_w1_bombs_in_heads_are_refused() {
 
 #[test]
 fn frames_at_the_limit_pass_and_one_byte_more_is_refused() {
-    let message = Message::BlobChunk { transfer: 1, offset: 2, last: false };
+    let message = Message::Feed { call: 1 };
     let mut out = Vec::new();
     encode(&message, &vec![7; TAIL_LEN_MAX], &mut out).unwrap();
     let (frames, error) = decoded(out.chunks(60_000));
