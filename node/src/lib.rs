@@ -10,3 +10,5 @@ pub mod keys;
 pub mod net;
 pub mod node;
 pub mod store;
+pub mod cli;
+pub mod logging;

@@ -2,19 +2,28 @@ use proptest::prelude::*;
 
 use super::super::frame::{FRAME_LEN_MAX, LEN_LEN, TAIL_LEN_MAX};
 use super::*;
-use crate::entry::Auth;
-use crate::id::{Attempt, ChannelId, Hash, MessageId, Seq};
-use crate::link::{AttemptId, Verdict};
+use crate::entry::{Auth, JournalMark};
+use crate::id::{Attempt, ChannelId, Hash, Incarnation, MessageId, Seq};
+use crate::link::{Asked, AttemptId, Verdict};
 
 fn id() -> AttemptId {
     AttemptId { channel: ChannelId([1; 32]), run: MessageId(2), attempt: Attempt(3) }
+}
+
+fn mark() -> JournalMark {
+    JournalMark { incarnation: Incarnation([2; 16]), count: 7, head: Hash([3; 32]) }
 }
 
 fn any_message() -> impl Strategy<Value = Message> {
     let nonce = any::<u64>();
     prop_oneof![
         nonce.prop_map(|nonce| Message::Probe { nonce }),
-        (".{0,40}", ".{0,20}").prop_map(|(message, code)| Message::Refused { id: id(), code, message }),
+        (".{0,40}", prop::collection::vec(".{0,20}", 0..4)).prop_map(|(name, addrs)| Message::Hello {
+            version: 1,
+            name,
+            addrs,
+            mark: mark(),
+        }),
         (any::<u64>(), prop::option::of(".{0,20}")).prop_map(|(events, session)| Message::Finished {
             id: id(),
             events,
@@ -23,9 +32,10 @@ fn any_message() -> impl Strategy<Value = Message> {
             session,
             auth: Auth::Home,
         }),
-        prop::collection::vec(".{0,20}", 0..20).prop_map(|reasons| Message::Report {
-            verdicts: reasons.into_iter().map(|reason| (id(), Verdict::Ambiguous { reason })).collect(),
+        prop::collection::vec(any::<u64>(), 0..20).prop_map(|counts| Message::Reconcile {
+            attempts: counts.into_iter().map(|have| Asked { id: id(), have, seen: Some(mark()) }).collect(),
         }),
+        ".{0,20}".prop_map(|reason| Message::Report { verdicts: vec![(id(), Verdict::Ambiguous { reason })] }),
         any::<u64>().prop_map(|from| Message::OrgGet { from: Seq(from) }),
     ]
 }
