@@ -31,6 +31,8 @@ impl World {
         let hello = Some(resident.mark());
         self.links[b] = Link { up: true, hello, ..Link::default() };
         self.note(format!("link {b} up"));
+        let home = self.home.node;
+        self.feed_resident(b, turn::Input::LinkUp(home));
     }
 
     pub fn cut(&mut self, b: usize) {
