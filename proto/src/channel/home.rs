@@ -1145,20 +1145,17 @@ impl Home {
         step.effects.push(Effect::Send(turn.node, Message::Reconcile { attempts }, Vec::new()));
     }
 
-    fn events(&mut self, step: &mut Step, context: &mut Context<'_>, id: AttemptId, first: u64, lines: Vec<u8>) {
+    fn events(&mut self, step: &mut Step, context: &mut Context<'_>, id: AttemptId, first: u64, mut lines: Vec<u8>) {
         let Some(node) = self.state.turns.get(&id.run).map(|turn| turn.node) else { return };
         let progress = self.runs.entry(id.run).or_insert_with(|| RunProgress::new(id.attempt));
-        if first < progress.events {
-            // Repeated: the cumulative ack tells the resident where to go on.
+        let Some(known) = progress.events.checked_sub(first) else { return self.reconcile(step, id) };
+        // A resident that was asked twice where to go on repeats itself; what is new may stand in the same frame.
+        lines.drain(..lines_len(&lines, known));
+        if lines.is_empty() {
             let upto = progress.synced;
-            step.effects.push(Effect::Send(node, Message::EventsAck { id, upto }, Vec::new()));
-            return;
+            return step.effects.push(Effect::Send(node, Message::EventsAck { id, upto }, Vec::new()));
         }
-        if first > progress.events {
-            self.reconcile(step, id);
-            return;
-        }
-        let at = progress.length;
+        let (first, at) = (progress.events, progress.length);
         if progress.absorb(&lines).is_err() {
             return self.fault(step, context, id, "the resident sent something that is not an event");
         }
@@ -1494,6 +1491,12 @@ pub fn poster(by: Option<MemberId>, auth: &Auth) -> String {
         (_, Some(member)) => format!("m{member}"),
         (_, None) => "system".to_owned(),
     }
+}
+
+/// Length of the first lines, as many as there are.
+fn lines_len(bytes: &[u8], lines: u64) -> usize {
+    let lines = usize::try_from(lines).unwrap_or(usize::MAX);
+    bytes.split_inclusive(|byte| *byte == b'\n').take(lines).map(<[u8]>::len).sum()
 }
 
 fn tick(lamport: &mut Lamport) -> Lamport {
