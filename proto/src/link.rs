@@ -22,7 +22,8 @@ pub struct AttemptId {
 }
 
 /// Where a frame travels.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Lane {
     /// Short frames that must never wait.
     Control,
@@ -56,6 +57,20 @@ pub enum Message {
     ProbeOk {
         /// The probe's.
         nonce: u64,
+    },
+
+    /// Opens a lane from the sender to the far side. Tail: the 32-byte key of the stream that carries it; that stream
+    /// begins with the key's tag.
+    LaneOpen {
+        /// Which; never the control lane.
+        lane: Lane,
+    },
+    /// Last frame of a link.
+    Bye {
+        /// Stable word for why.
+        code: String,
+        /// Why, in words.
+        reason: String,
     },
 
     /// Home → resident: run this. Tail: the payload.

@@ -11,26 +11,25 @@ mod rights;
 
 use std::collections::BTreeMap;
 
-pub use found::{Enrolment, Founding, LINE_LEN_MAX};
+pub use found::{Enrolment, Founding};
 pub use name::{NAME_LEN_MAX, is_name};
 pub use rights::{Action, ENROLLED_ROLE_MAX, RIGHTS, allows};
 
 use crate::crypto::cert::{self, CertError, Certificate};
 use crate::entry::{Auth, Body, Entry, Role};
 use crate::id::{COUNTER_MAX, ChannelId, ChannelName, DeviceId, Epoch, Hash, Lamport, NodeId, NoiseKey, OrgId, Seq};
+use crate::log::{Bad, LineError};
 
 /// Why an entry can't stand in the chain. A chain that holds it is broken.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OrgError {
-    /// A line is no entry.
-    #[error("line {line} of the chain can't be read: {reason}")]
-    Line {
-        /// Which, from 1, seals included.
-        line: u64,
-        /// Why.
-        reason: String,
-    },
+    /// A line can't be read.
+    #[error(transparent)]
+    Line(#[from] LineError),
+    /// The hash chain or a seal is broken.
+    #[error(transparent)]
+    Log(#[from] Bad),
     /// The chain does not begin with its founding.
     #[error("the chain does not begin with an org's founding")]
     NotFounded,
@@ -377,3 +376,6 @@ impl Org {
         self.devices.len() as u64 + 1
     }
 }
+
+#[cfg(test)]
+mod tests;

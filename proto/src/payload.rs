@@ -319,3 +319,6 @@ impl Composer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -93,3 +93,96 @@ fn push_shown(out: &mut String, c: char) {
         _ => out.extend(c.escape_unicode()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What must never reach a terminal.
+    fn is_dangerous(c: char) -> bool {
+        let is_control = c.is_control() && c != '\n' && c != '\t';
+        let is_bidi =
+            matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        is_control
+            || is_bidi
+            || matches!(c, '\u{200b}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{e0001}'..='\u{e007f}')
+    }
+
+    #[test]
+    fn ordinary_text_is_not_copied() {
+        for text in ["", "plain\n\ttext", "Grüße 日本語 🎉 نص", "a ␛ b"] {
+            assert!(matches!(visible(text), Cow::Borrowed(same) if same == text), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn threat_c3_sequences_are_shown() {
+        let check = |text: &str, shown: &str| assert_eq!(visible(text), shown);
+        check("\x1b[2J\x1b]0;title\x07", "␛[2J␛]0;title␇");
+        check("\x1b]8;;https://x\x1b\\link", "␛]8;;https://x␛\\link");
+        check("\x1b]52;c;AAAA\x07", "␛]52;c;AAAA␇");
+        check("\u{9b}31m\u{9d}x\u{9c}", "\\u{9b}31m\\u{9d}x\\u{9c}");
+        check("a\r\nb\x08\x7f\0", "a␍\nb␈␡␀");
+        check("\u{202e}txt.exe\u{2066}", "\\u{202e}txt.exe\\u{2066}");
+        check("ad\u{200b}min\u{feff}", "ad\\u{200b}min\\u{feff}");
+    }
+
+    #[test]
+    fn joiners_stay_where_scripts_need_them() {
+        for text in ["می\u{200c}خواهم", "👩\u{200d}🚀", "❤\u{fe0f}", "🏳\u{fe0f}\u{200d}🌈"] {
+            assert_eq!(visible(text), text);
+        }
+        assert_eq!(visible("ad\u{200d}min"), "ad\\u{200d}min");
+        assert_eq!(visible("\u{200d}é\u{200c}"), "\\u{200d}é\\u{200c}");
+        assert_eq!(visible("a\u{fe0f}"), "a\\u{fe0f}");
+        assert_eq!(visible("é\u{200d}\u{200d}é"), "é\\u{200d}\\u{200d}é");
+    }
+
+    #[test]
+    fn threat_c4_a_forged_record_stays_one_line() {
+        assert_eq!(one_line("x\n{\"level\":\"info\"}\r\n", 100), "x␊{\"level\":\"info\"}␍␊");
+        assert_eq!(one_line("a\u{2028}b\u{202e}c\td", 100), "a\\u{2028}b\\u{202e}c␉d");
+    }
+
+    #[test]
+    fn lines_are_cut_at_characters() {
+        assert_eq!(one_line("日本語", 3), "日本語");
+        assert_eq!(one_line("日本語だ", 3), "日本…");
+        assert_eq!(one_line("ab", 1), "…");
+        assert_eq!(one_line("ab", 0), "");
+        assert_eq!(one_line("", 0), "");
+        assert_eq!(one_line("\u{9b}\u{9b}", 8), "\\u{9b}\\…");
+    }
+
+    /// Sequences between ordinary characters.
+    fn text() -> impl Strategy<Value = String> {
+        let nasty = prop_oneof![
+            any::<char>(),
+            (0_u32..0xa0).prop_map(|c| char::from_u32(c).unwrap_or(' ')),
+            (0x2000_u32..0x2070).prop_map(|c| char::from_u32(c).unwrap_or(' ')),
+            Just('é'),
+            Just('👩'),
+        ];
+        prop::collection::vec(nasty, 0..64).prop_map(String::from_iter)
+    }
+
+    proptest! {
+        #[test]
+        fn threat_c3_no_control_or_bidi_character_survives(text in text()) {
+            let shown = visible(&text);
+            prop_assert!(!shown.chars().any(is_dangerous), "{shown:?}");
+            prop_assert!(!shown.contains('\x1b'));
+            // What was shown once is left alone.
+            prop_assert_eq!(visible(&shown), &*shown);
+        }
+
+        #[test]
+        fn threat_c4_one_line_is_one_short_line(text in text(), max in 0_usize..80) {
+            let line = one_line(&text, max);
+            prop_assert!(!line.chars().any(|c| is_dangerous(c) || c == '\n' || c == '\t'), "{line:?}");
+            prop_assert!(line.chars().count() <= max);
+        }
+    }
+}

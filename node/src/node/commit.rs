@@ -4,14 +4,21 @@ use std::sync::Arc;
 
 use tieline_proto::api::{ApiError, Code};
 use tieline_proto::channel::{Cited, Context, Effect, History, Input, Step};
-use tieline_proto::id::{ChannelId, ClientId, MessageId, NodeId, Seq};
+use tieline_proto::entry::Auth;
+use tieline_proto::id::{ChannelId, ClientId, MemberId, MessageId, NodeId, Seq};
 use tieline_proto::link::Message;
 use tieline_proto::log::{Line, LogId};
 use tokio::time::Instant;
 
 use super::channel::{Live, Pending, seal_frame};
 use super::{Node, Owner, REOPEN_EVERY, Work};
-use crate::store::{BlobPut, BlobSource, Commit, Index, JournalAppend, JournalId, Reader, Reason, Report, SealedBatch, Target};
+use crate::store::index::ClientKey;
+use crate::store::{
+    BlobPut, BlobSource, Command, Commit, Index, JournalAppend, JournalId, Reader, Reason, Report, SealedBatch, Target,
+};
+
+/// Bytes read of a log at once.
+const CHUNK_LEN: usize = 64 * 1024;
 
 /// Old messages of one channel, from the index and the log.
 struct Lookup<'a> {
@@ -21,13 +28,15 @@ struct Lookup<'a> {
 }
 
 impl History for Lookup<'_> {
-    fn posted(&self, poster: &str, client: &ClientId) -> Option<(MessageId, Seq)> {
-        self.index.posted(self.channel, poster, client)
+    fn posted(&self, by: Option<MemberId>, auth: &Auth, client: &ClientId) -> Option<(MessageId, Seq)> {
+        let placed = self.index.client(self.channel, &ClientKey::author(auth, by, client))?;
+        Some((placed.message?, placed.seq))
     }
 
     fn cited(&self, message: MessageId) -> Option<Cited> {
-        let seq = self.index.message(self.channel, message)?;
-        let line = self.reader.line(LogId::Channel(self.channel), seq).ok()??;
+        let places = self.index.message(self.channel, message)?;
+        let seq = places.end.unwrap_or(places.first);
+        let line = self.reader.entry(LogId::Channel(self.channel), seq).ok()??;
         match Line::parse(&line) {
             Ok(Line::Entry(entry)) => Cited::of(entry.by, &entry.body).map(|(_, cited)| cited),
             _ => None,
@@ -87,7 +96,7 @@ impl Node {
                     sync: append.sync,
                 })
                 .collect(),
-            logs: [(LogId::Channel(id), entries), (LogId::Org, org)]
+            logs: [(LogId::Channel(id), entries), (self.membership.log(), org)]
                 .into_iter()
                 .filter(|(_, entries)| !entries.is_empty())
                 .collect(),
@@ -98,13 +107,13 @@ impl Node {
             if durable {
                 self.tokens.insert(commit.token, Owner::Channel(id));
                 channel.pending.push_back(Pending { token: commit.token, effects, last });
-                self.writer.submit(commit);
+                self.submit_command(Command::Commit(commit));
                 return;
             }
-            self.writer.submit(commit);
+            self.submit_command(Command::Commit(commit));
         }
         // Nothing of it waits for the disk, but it must not overtake what does.
-        match channel.pending.back_mut() {
+        match self.channels.get_mut(&id).and_then(|channel| channel.pending.back_mut()) {
             Some(pending) => pending.effects.extend(effects),
             None => self.act(id, effects, None),
         }
@@ -113,10 +122,31 @@ impl Node {
     /// Sends entries of the org's chain to disk on their own.
     pub(super) fn submit_org(&mut self, entries: Vec<tieline_proto::entry::NewEntry>) {
         let commit =
-            Commit { token: self.next_token, logs: vec![(LogId::Org, entries)], ..Commit::default() };
+            Commit { token: self.next_token, logs: vec![(self.membership.log(), entries)], ..Commit::default() };
         self.tokens.insert(commit.token, Owner::Org);
         self.next_token += 1;
-        self.writer.submit(commit);
+        self.submit_command(Command::Commit(commit));
+    }
+
+    /// Hands a command to the writer. The loop must not wait, so what the queue has no room for waits here, in order.
+    pub(super) fn submit_command(&mut self, command: Command) {
+        if self.backlog.is_empty() {
+            if let Err(full) = self.writer.submit(command) {
+                self.backlog.push_back(full.0);
+            }
+        } else {
+            self.backlog.push_back(command);
+        }
+    }
+
+    /// Hands on what waits, as far as there is room.
+    pub(super) fn drain_backlog(&mut self) {
+        while let Some(command) = self.backlog.pop_front() {
+            if let Err(full) = self.writer.submit(command) {
+                self.backlog.push_front(full.0);
+                return;
+            }
+        }
     }
 
     pub(super) fn report(&mut self, report: Report) {
@@ -124,13 +154,14 @@ impl Node {
             Report::Durable { token, logs } => {
                 for (log, batch) in &logs {
                     match log {
-                        LogId::Org => self.org_durable(batch),
+                        LogId::Org(_) => self.org_durable(batch),
                         LogId::Channel(id) => self.publish(*id, batch),
                     }
                 }
                 match self.tokens.remove(&token) {
                     Some(Owner::Channel(id)) => self.durable(id, token, &logs),
                     Some(Owner::Resident) => self.resident_durable(token),
+                    Some(Owner::Blob) => self.blob_done(token, Ok(serde_json::json!({ "stored": true }))),
                     Some(Owner::Org) | None => {}
                 }
             }
@@ -145,6 +176,10 @@ impl Node {
             Report::JournalSynced { .. } => {}
             Report::Failed { token, stopped, reason } => {
                 let owner = self.tokens.remove(&token);
+                if owner == Some(Owner::Blob) {
+                    let words = format!("the attachment cannot be stored: {reason}");
+                    self.blob_done(token, Err(ApiError::new(Code::ReadOnly, words)));
+                }
                 self.failed(owner, &stopped, &reason);
             }
             Report::JournalFailed { id, reason } => self.failed(None, &[Target::Journal(id)], &reason),
@@ -165,7 +200,6 @@ impl Node {
             return;
         }
         channel.head = head;
-        self.index.add(id, batch);
         let heard = channel.shared.is_heard();
         let mut frames = Vec::new();
         for (seq, line) in batch.lines() {
@@ -201,7 +235,7 @@ impl Node {
                     let tail = match &message {
                         // A later attempt has its payload from the first: it is a blob by now.
                         Message::Deliver { payload, .. } if tail.is_empty() => {
-                            self.reader.blob(id, payload).unwrap_or_default()
+                            self.reader.blob(id, *payload).ok().flatten().unwrap_or_default()
                         }
                         _ => tail,
                     };
@@ -215,7 +249,7 @@ impl Node {
     pub(super) fn send(&mut self, node: NodeId, message: Message, tail: Vec<u8>) {
         if node == self.me {
             self.work.push_back(Work::ToResident(node, message, tail));
-        } else if let Err(error) = self.net.send(node, &message, &tail) {
+        } else if let Err(error) = self.net.send(node, message, tail) {
             // The link is down: both sides take up where they stand when it is back.
             tracing::debug!(node = %node.short(), %error, "a frame was not sent");
         }
@@ -268,14 +302,14 @@ impl Node {
     pub(super) fn reopen(&mut self) {
         let stopped = self.channels.iter().filter(|(_, channel)| channel.home.is_none());
         for id in stopped.map(|(id, _)| *id).collect::<Vec<_>>() {
-            self.writer.reopen(Target::Log(LogId::Channel(id)));
+            self.submit_command(Command::Reopen(Target::Log(LogId::Channel(id))));
         }
         self.reopen_resident();
     }
 
     /// A log takes writes again: its state is what is on disk, and nothing else.
     fn refold(&mut self, id: ChannelId) {
-        match super::open::fold_channel(&self.reader, &self.writer, id, self.me, &mut |_| {}) {
+        match super::open::refold(&self.reader, id, self.me) {
             Ok((home, head)) => {
                 self.lamport = self.lamport.max(home.state().lamport);
                 let Some(channel) = self.channels.get_mut(&id) else { return };
@@ -303,7 +337,43 @@ impl Node {
 
     /// The receipt of an entry: from the batch that was just synced, else from the log.
     pub(super) fn receipt(&self, id: ChannelId, seq: Seq, batch: Option<&SealedBatch>) -> Option<String> {
-        batch.and_then(|batch| batch.receipt(seq)).or_else(|| self.reader.receipt(LogId::Channel(id), seq).ok()?)
+        if let Some(receipt) = batch.and_then(|batch| batch.receipt(seq)) {
+            return Some(receipt);
+        }
+        // An older entry: its batch is the one that the next seal behind it closes.
+        let log = LogId::Channel(id);
+        let seal = self.seal_behind(log, seq)?;
+        let mut cursor = self.reader.lines(log, seal.1);
+        let mut hashes = Vec::new();
+        while let Some(chunk) = cursor.read(CHUNK_LEN).ok()? {
+            for line in chunk.lines() {
+                if let Ok(Line::Entry(entry)) = Line::parse(line) {
+                    if entry.seq > seal.2 {
+                        break;
+                    }
+                    hashes.push(Line::hash(line));
+                }
+            }
+            if chunk.next > seal.2 {
+                break;
+            }
+        }
+        Some(tieline_proto::log::receipt::receipt(seq, &hashes, &seal.0))
+    }
+
+    /// The seal that covers an entry: its line, and the first and last entry of its batch.
+    fn seal_behind(&self, log: LogId, seq: Seq) -> Option<(Vec<u8>, Seq, Seq)> {
+        let mut cursor = self.reader.lines(log, seq);
+        while let Some(chunk) = cursor.read(CHUNK_LEN).ok()? {
+            for line in chunk.lines() {
+                if let Ok(Line::Seal(seal)) = Line::parse(line)
+                    && seal.seal.to >= seq
+                {
+                    return Some((line.to_vec(), seal.seal.from, seal.seal.to));
+                }
+            }
+        }
+        None
     }
 }
 

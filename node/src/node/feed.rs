@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tieline_proto::channel::RunProgress;
 use tieline_proto::entry::Body;
 use tieline_proto::id::{Attempt, MessageId, Seq};
 use tieline_proto::log::{Line, LogId};
@@ -14,6 +13,9 @@ use tokio::sync::{broadcast, mpsc};
 
 use super::channel::{Live, Meta, Shared, seal_frame};
 use crate::store::{JournalId, Reader};
+
+/// Bytes read from disk at once.
+const CHUNK_LEN: usize = 64 * 1024;
 
 /// One subscription.
 pub struct Feed {
@@ -83,15 +85,14 @@ impl Feed {
     async fn catch_up(&mut self, runs: &mut Runs) -> Result<(), End> {
         while self.cursor < self.shared.head() {
             let (reader, log, from) = (self.reader.clone(), LogId::Channel(self.shared.id), self.cursor.next());
-            let chunk = tokio::task::spawn_blocking(move || reader.log_chunk(log, from)).await.map_err(|_| End)?;
+            let chunk = tokio::task::spawn_blocking(move || reader.lines(log, from).read(CHUNK_LEN));
+            let chunk = chunk.await.map_err(|_| End)?;
             let chunk = chunk.map_err(|error| {
                 tracing::warn!(channel = %self.shared.id.short(), %error, "a log cannot be read for a subscriber");
                 End
             })?;
-            if chunk.is_empty() {
-                break;
-            }
-            for line in tieline_proto::log::line::split(&chunk) {
+            let Some(chunk) = chunk else { break };
+            for line in chunk.lines() {
                 match Line::parse(line) {
                     Ok(Line::Entry(entry)) if entry.seq <= self.cursor || entry.seq > self.shared.head() => {}
                     Ok(Line::Entry(entry)) => {
@@ -143,14 +144,12 @@ impl Feed {
         let (reader, channel) = (self.reader.clone(), self.shared.id);
         let id = JournalId::Run { channel, message: run, attempt };
         let mut at = sent;
+        // A run without events has no journal.
+        let Ok(Some(mut cursor)) = reader.journal(id, sent) else { return Ok(()) };
         while at < end {
-            let reader = reader.clone();
-            let chunk = tokio::task::spawn_blocking(move || reader.journal_chunk(id, at)).await.map_err(|_| End)?;
-            // A run without events has no journal.
-            let Ok(chunk) = chunk else { break };
-            if chunk.is_empty() {
-                break;
-            }
+            let read = tokio::task::spawn_blocking(move || cursor.read(CHUNK_LEN).map(|chunk| (chunk, cursor)));
+            let Ok((Some(chunk), rest)) = read.await.map_err(|_| End)? else { break };
+            cursor = rest;
             for line in tieline_proto::log::line::split(&chunk) {
                 if at >= end {
                     break;
@@ -216,25 +215,4 @@ impl Feed {
             format!(r#"{{"type":"event","message":{run},"attempt":{attempt},"index":{index},"event":{line}}}"#);
         self.out.send(frame.into()).await.map_err(|_| End)
     }
-}
-
-/// Reads a run's journal from disk, as far as it is whole.
-///
-/// # Errors
-/// When the disk cannot be read, or what it holds is no journal.
-pub fn progress(reader: &Reader, id: JournalId, attempt: Attempt) -> std::io::Result<RunProgress> {
-    let mut progress = RunProgress::new(attempt);
-    loop {
-        let chunk = match reader.journal_chunk(id, progress.events()) {
-            Ok(chunk) => chunk,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => break,
-            Err(error) => return Err(error),
-        };
-        if chunk.is_empty() {
-            break;
-        }
-        progress.absorb(&chunk).map_err(std::io::Error::other)?;
-    }
-    progress.all_synced();
-    Ok(progress)
 }

@@ -12,11 +12,14 @@
 //! One task owns all state. It never waits for a disk, a link or a harness: those have tasks and queues of their own
 //! and report back. **One input, drain what it led to, next input.**
 
+mod base64;
+mod blobs;
 mod calls;
 mod channel;
 mod commit;
 mod feed;
 mod membership;
+pub mod offline;
 mod open;
 mod outlet;
 mod pairing;
@@ -25,6 +28,7 @@ mod remote;
 mod runner;
 mod tokens;
 mod turns;
+mod up;
 mod views;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -47,11 +51,12 @@ use tokio_util::sync::CancellationToken;
 
 pub use open::{StartError, run};
 pub use tokens::AgentTokens;
+pub use up::up;
 
 use crate::config::Config;
 use crate::handle::{ApiCall, Caller, NodeHandle};
 use crate::net::{Net, NetEvent, NetEvents, OrgView};
-use crate::store::{Index, Reader, Report, Writer};
+use crate::store::{Command, Index, Reader, Report, Writer};
 use channel::Channel;
 use membership::Membership;
 use outlet::{LocalFrame, Outlet};
@@ -115,10 +120,10 @@ enum Work {
 /// What is done elsewhere and comes back to the loop.
 #[derive(Debug)]
 enum Done {
-    /// A folder and its attachments are ready, or not.
+    /// An attempt's attachments are here, or cannot be had.
     Admitted(turns::Admitted),
-    /// A harness takes too long to start with the loop waiting; its turn is here now.
-    Started(turns::Started),
+    /// This node was enrolled in an org.
+    Joined(pairing::JoinDone),
 }
 
 /// A running node.
@@ -138,6 +143,8 @@ struct Node {
     reader: Reader,
     index: Index,
     next_token: u64,
+    /// Commands that the writer has no room for.
+    backlog: VecDeque<Command>,
     /// Whose commit a token is; the resident's and the org's are `None`.
     tokens: BTreeMap<u64, Owner>,
 
@@ -162,6 +169,7 @@ struct Node {
     /// Subscriptions of other nodes, and the tasks that feed them.
     fed: BTreeMap<(NodeId, u64), tokio::task::AbortHandle>,
     pairing: pairing::Pairing,
+    staged: blobs::Staged,
     work: VecDeque<Work>,
     reopen_at: Option<Instant>,
     stop: CancellationToken,
@@ -174,6 +182,7 @@ enum Owner {
     Channel(ChannelId),
     Org,
     Resident,
+    Blob,
 }
 
 /// What the loop listens to.
@@ -220,6 +229,7 @@ impl Node {
                 () = sleep => self.tick(),
             }
             self.work_off();
+            self.drain_backlog();
         }
     }
 
@@ -239,17 +249,18 @@ impl Node {
                 self.addrs = addrs.iter().map(|addr| format!("{addr}/p2p/{}", self.net.peer_id())).collect();
                 tracing::info!(addrs = ?self.addrs, "listening");
             }
-            NetEvent::LinkUp { node, name, peer, addr } => self.link_up(node, &name, peer, addr),
+            NetEvent::LinkUp { node, name, peer_id, addr } => self.link_up(node, &name, peer_id, addr),
             NetEvent::LinkDown { node, reason } => self.link_down(node, &reason),
             NetEvent::Frame { node, lane: _, message, tail } => self.frame(node, message, tail),
             NetEvent::Pair(event) => self.pair_event(event),
+            _ => {}
         }
     }
 
     fn done(&mut self, done: Done) {
         match done {
             Done::Admitted(admitted) => self.admitted(admitted),
-            Done::Started(started) => self.turn_started(started),
+            Done::Joined(done) => self.joined(done),
         }
     }
 

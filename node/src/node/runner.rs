@@ -27,6 +27,8 @@ pub const ORDERS_WAITING_MAX: usize = 64;
 pub enum Order {
     /// Interrupt the turn.
     Interrupt,
+    /// The node stops: end the turn and write nothing more, so that nobody takes its end for the agent's.
+    Abandon,
     /// Answer a question.
     Answer {
         /// Which.
@@ -93,17 +95,22 @@ impl Runner {
                 biased;
                 Some(order) = orders.recv() => {
                     let told = match order {
+                        Order::Abandon => return,
                         Order::Interrupt => {
                             let _ = commands.send(Command::Interrupt).await;
                             News::Stopped(id, home)
                         }
                         Order::Answer { ask, answer, digest } => {
                             // What was approved must be what would be done: the action's own bytes decide.
-                            if approvals.get(&ask).is_some_and(|expected| expected.is_none() || *expected == digest) {
-                                let _ = commands.send(Command::Answer { ask: ask.clone(), answer }).await;
-                            } else {
-                                let text = "an answer to something else than what was asked was refused".to_owned();
-                                log.journal.push(Event::Notice { text }, &mut log.buffer);
+                            // What is answered already, or was never asked, needs nothing more.
+                            if let Some(expected) = approvals.get(&ask).copied() {
+                                if expected.is_none() || expected == digest {
+                                    approvals.remove(&ask);
+                                    let _ = commands.send(Command::Answer { ask: ask.clone(), answer }).await;
+                                } else {
+                                    let text = "an approval of something else than what was asked was refused";
+                                    log.journal.push(Event::Notice { text: text.to_owned() }, &mut log.buffer);
+                                }
                             }
                             News::Answered(id, home, ask)
                         }

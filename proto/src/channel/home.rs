@@ -256,8 +256,8 @@ impl Cited {
 
 /// Looks up what the fold does not hold.
 pub trait History {
-    /// The post that a poster made under a client id.
-    fn posted(&self, poster: &str, client: &ClientId) -> Option<(MessageId, Seq)>;
+    /// The post that an author made under a client id. A signing device is the author of what it signed.
+    fn posted(&self, by: Option<MemberId>, auth: &Auth, client: &ClientId) -> Option<(MessageId, Seq)>;
     /// A message by number.
     fn cited(&self, message: MessageId) -> Option<Cited>;
 }
@@ -377,6 +377,8 @@ pub struct Home {
     /// Posts under client ids whose entries are not known to be indexed yet.
     clients: BTreeMap<(String, ClientId), (MessageId, Seq)>,
     durable: Seq,
+    /// Cards whose answer reached the harness. After a restart answers are sent again, and known there.
+    delivered: BTreeSet<MessageId>,
     /// Since when rounds wait only for participants that cannot run.
     stuck: BTreeMap<MessageId, Millis>,
     /// Questions that are in a run's journal though the crash came before their cards: raised with the next step.
@@ -424,6 +426,7 @@ impl Home {
             recent: VecDeque::new(),
             clients: BTreeMap::new(),
             durable,
+            delivered: BTreeSet::new(),
             stuck: BTreeMap::new(),
             unraised,
         }
@@ -572,7 +575,7 @@ impl Home {
             Op::Post { client: Some(client), .. } => {
                 let key = (poster(by, auth), client.clone());
                 let recent = self.clients.get(&key).copied();
-                let (message, seq) = recent.or_else(|| context.history.posted(&key.0, client))?;
+                let (message, seq) = recent.or_else(|| context.history.posted(by, auth, client))?;
                 let to = self.cited(context.history, message).map(|cited| self.handles(&cited.to));
                 Some(Ask::Posted { message, seq, unknown: Vec::new(), to: to.unwrap_or_default() })
             }
@@ -1077,16 +1080,15 @@ impl Home {
                 self.finished(step, context, id, (events, length, journal), session, auth);
             }
             Message::AnswerOk { id, ask } if self.is_running(node, &id) => {
-                let card = self.state.cards.iter().find_map(|(number, card)| match card {
+                // The card stays until its turn ends, so that a late second answer is told who was first.
+                let cards = &self.state.cards;
+                self.delivered.retain(|card| cards.contains_key(card));
+                self.delivered.extend(cards.iter().find_map(|(number, card)| match card {
                     Card::Ask { run, ask: open, answered: Some(_), .. } if *run == id.run && open.id == ask => {
                         Some(*number)
                     }
                     _ => None,
-                });
-                if let Some(card) = card {
-                    let reason = "answered".to_owned();
-                    self.append(step, context, None, Auth::Home, Body::CardClosed { card, reason });
-                }
+                }));
             }
             Message::Report { verdicts } => {
                 for (id, verdict) in verdicts {
@@ -1175,7 +1177,9 @@ impl Home {
             return;
         }
         let member = turn.member;
-        let open = self.state.cards.values().filter(|card| matches!(card, Card::Ask { run, .. } if *run == id.run));
+        let open = self.state.cards.values().filter(|card| {
+            matches!(card, Card::Ask { run, answered: None, .. } if *run == id.run)
+        });
         if open.count() >= ASKS_OPEN_MAX {
             return self.fault(step, context, id, "the turn asks more at once than people can answer");
         }
@@ -1289,9 +1293,9 @@ impl Home {
 
     /// Sends recorded answers that the resident has not confirmed.
     fn send_answers(&self, step: &mut Step, node: NodeId, only: Option<MessageId>) {
-        for card in self.state.cards.values() {
+        for (number, card) in &self.state.cards {
             let Card::Ask { run, attempt, ask, answered: Some((_, choice, text)) } = card else { continue };
-            if only.is_some_and(|only| only != *run) {
+            if only.is_some_and(|only| only != *run) || self.delivered.contains(number) {
                 continue;
             }
             let id = AttemptId { channel: self.state.id, run: *run, attempt: *attempt };

@@ -174,3 +174,84 @@ impl Certificate {
         Ok(content)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rand_chacha::ChaCha20Rng;
+    use rand_core::SeedableRng;
+
+    use super::super::noise::tests::low_order_points;
+    use super::*;
+
+    const ORG: OrgId = OrgId([4; 16]);
+
+    fn keys(seed: u64) -> DeviceKeys {
+        DeviceKeys::generate(&mut ChaCha20Rng::seed_from_u64(seed))
+    }
+
+    fn certificate() -> Certificate {
+        let (binding, held) = Binding::of(&keys(1), ORG);
+        Certificate::issue(binding, held, 2, 1, keys(2).signing()).unwrap()
+    }
+
+    #[test]
+    fn a_certificate_is_read_as_it_was_issued() {
+        let text = certificate().to_json().unwrap();
+        assert!(text.len() < CERTIFICATE_LEN_MAX / 4, "{}", text.len());
+        let (certificate, content) = Certificate::parse(&text).unwrap();
+        assert_eq!(certificate, self::certificate());
+        assert_eq!((content.device, content.noise), (keys(1).device(), keys(1).noise()));
+        assert_eq!((content.issuer, content.serial, content.depth), (keys(2).device(), 2, 1));
+    }
+
+    #[test]
+    fn every_changed_byte_is_noticed() {
+        let text = certificate().to_json().unwrap().into_bytes();
+        for at in 0..text.len() {
+            let mut bad = text.clone();
+            bad[at] ^= 1;
+            // A changed name of a field, too: a field that is missing is no certificate.
+            let is_refused = String::from_utf8(bad).is_ok_and(|text| Certificate::parse(&text).is_err());
+            assert!(is_refused, "byte {at}");
+        }
+    }
+
+    #[test]
+    fn nobody_can_bind_keys_that_are_not_their_own() {
+        let (binding, held) = Binding::of(&keys(1), ORG);
+        // Somebody else's signing key with one's own Noise key.
+        let stolen = Binding { noise: keys(3).noise(), ..binding };
+        assert!(matches!(stolen.verify(&held), Err(CertError::Signature(_))));
+        let other_org = Binding { org: OrgId([5; 16]), ..binding };
+        assert!(matches!(other_org.verify(&held), Err(CertError::Signature(_))));
+        assert!(Certificate::issue(stolen, held, 1, 1, keys(2).signing()).is_err());
+    }
+
+    #[test]
+    fn threat_w2_low_order_noise_keys_are_refused() {
+        let keys = keys(1);
+        for point in low_order_points() {
+            let binding = Binding { org: ORG, device: keys.device(), noise: NoiseKey(point) };
+            let held = sign::sign(domain::CERTIFICATE_HELD, &binding.bytes(), keys.signing());
+            assert!(matches!(binding.verify(&held), Err(CertError::NoiseKey { .. })), "{point:?}");
+        }
+    }
+
+    #[test]
+    fn chains_of_issuers_are_short() {
+        let (binding, held) = Binding::of(&keys(1), ORG);
+        let issue = |depth| Certificate::issue(binding, held.clone(), 1, depth, keys(2).signing());
+        assert!(issue(DEPTH_MAX).is_ok());
+        assert!(matches!(issue(DEPTH_MAX + 1), Err(CertError::TooDeep { depth: 3, .. })));
+    }
+
+    #[test]
+    fn threat_w1_duplicate_and_oversized_content_is_refused() {
+        let good = certificate();
+        let text = good.to_json().unwrap();
+        let twice = format!(r#"{},"held":"x"}}"#, &text[..text.len() - 1]);
+        assert!(matches!(Certificate::parse(&twice), Err(CertError::Json(_))));
+        let padded = format!("{text}{}", " ".repeat(CERTIFICATE_LEN_MAX));
+        assert!(matches!(Certificate::parse(&padded), Err(CertError::Limits(JsonError::TooLong { .. }))));
+    }
+}

@@ -299,3 +299,6 @@ impl fmt::Debug for Session {
         f.debug_struct("Session").field("remote", &self.remote).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests;

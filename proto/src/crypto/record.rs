@@ -198,3 +198,6 @@ fn split(bytes: &[u8]) -> (&[u8], &[u8]) {
     };
     rest.split_at(usize::from(u16::from_be_bytes(*prefix)).min(rest.len()))
 }
+
+#[cfg(test)]
+mod tests;

@@ -256,3 +256,153 @@ fn attempt_bytes(id: &AttemptId) -> Vec<u8> {
     out.extend_from_slice(&id.attempt.0.to_be_bytes());
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::id::{Attempt, MessageId};
+
+    fn key(seed: u8) -> SigningKey {
+        SigningKey::from_bytes(&[seed; 32])
+    }
+
+    #[test]
+    fn a_signature_is_good_for_its_domain_bytes_and_signer_only() {
+        let signature = sign(domain::DRAFT, b"bytes", &key(1));
+        let signer = device_id(&key(1));
+        assert_eq!(verify(domain::DRAFT, b"bytes", &signer, &signature), Ok(()));
+        let wrong = |domain| Err(SignError::Wrong { domain, signer });
+        assert_eq!(verify(domain::SEAL, b"bytes", &signer, &signature), wrong(domain::SEAL));
+        assert_eq!(verify(domain::DRAFT, b"byteS", &signer, &signature), wrong(domain::DRAFT));
+        let other = device_id(&key(2));
+        assert!(matches!(verify(domain::DRAFT, b"bytes", &other, &signature), Err(SignError::Wrong { .. })));
+        // Bytes that move between domain and content.
+        assert_ne!(tagged("ab", b"c"), tagged("a", b"bc"));
+    }
+
+    #[test]
+    fn texts_that_are_no_signature_are_told_apart() {
+        let signature = sign(domain::DRAFT, b"", &key(1));
+        let signer = device_id(&key(1));
+        assert_eq!(signature.len(), 86);
+        let bad = ["", "AAAA", &signature[..85], &format!("{signature}="), &format!("{signature}AAAA"), "é"];
+        for text in bad {
+            assert_eq!(verify(domain::DRAFT, b"", &signer, text), Err(SignError::NotSignature), "{text}");
+        }
+        // Bits behind the last byte would be a second spelling.
+        let mut second = signature.clone();
+        let last = second.pop().unwrap();
+        let alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+        let at = alphabet.find(last).unwrap();
+        second.push(alphabet.chars().nth(at ^ 1).unwrap());
+        assert_eq!(verify(domain::DRAFT, b"", &signer, &second), Err(SignError::NotSignature));
+    }
+
+    #[test]
+    fn threat_w2_a_scalar_plus_the_order_is_refused() {
+        const ORDER: [u8; 32] = [
+            0xed, 0xd3, 0xf5, 0x5c, 0x1a, 0x63, 0x12, 0x58, 0xd6, 0x9c, 0xf7, 0xa2, 0xde, 0xf9, 0xde, 0x14, 0, 0, 0, 0,
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x10,
+        ];
+        let signer = device_id(&key(1));
+        let mut raw = URL_SAFE_NO_PAD.decode(sign(domain::DRAFT, b"x", &key(1))).unwrap();
+        let mut carry = 0;
+        for (byte, add) in raw[32..].iter_mut().zip(ORDER) {
+            let sum = u16::from(*byte) + u16::from(add) + carry;
+            *byte = sum as u8;
+            carry = sum >> 8;
+        }
+        let malleated = URL_SAFE_NO_PAD.encode(raw);
+        assert!(matches!(verify(domain::DRAFT, b"x", &signer, &malleated), Err(SignError::Wrong { .. })));
+    }
+
+    #[test]
+    fn threat_w2_small_order_signers_are_refused() {
+        // The eight torsion points' canonical encodings, and two others of the identity.
+        let points = [
+            "0100000000000000000000000000000000000000000000000000000000000000",
+            "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+            "0000000000000000000000000000000000000000000000000000000000000000",
+            "0000000000000000000000000000000000000000000000000000000000000080",
+            "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+            "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc85",
+            "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+            "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac03fa",
+            "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+            "0100000000000000000000000000000000000000000000000000000000000080",
+        ];
+        // With the identity as key and commitment, and a zero scalar, the plain equation holds for every message.
+        let mut forged = [0; 64];
+        forged[0] = 1;
+        let forged = URL_SAFE_NO_PAD.encode(forged);
+        for point in points {
+            let signer: DeviceId = point.parse().unwrap();
+            assert_eq!(verify(domain::DRAFT, b"x", &signer, &forged), Err(SignError::BadKey { signer }), "{point}");
+            assert!(check_key(&signer).is_err());
+        }
+        assert_eq!(check_key(&device_id(&key(1))), Ok(()));
+    }
+
+    fn attempt() -> AttemptId {
+        AttemptId { channel: ChannelId([1; 32]), run: MessageId(2), attempt: Attempt(3) }
+    }
+
+    #[test]
+    fn layouts_are_fixed() {
+        let seal = SealContent {
+            channel: ChannelId([1; 32]),
+            epoch: Epoch(2),
+            from: Seq(3),
+            to: Seq(4),
+            head: Hash([5; 32]),
+            batch: Hash([6; 32]),
+        };
+        let mut expected = vec![1; 32];
+        expected.extend_from_slice(&[0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 4]);
+        expected.extend_from_slice(&[5; 32]);
+        expected.extend_from_slice(&[6; 32]);
+        assert_eq!(seal.to_bytes(), expected);
+        assert_eq!(expected.len(), SealContent::LEN);
+
+        let mut id = vec![1; 32];
+        id.extend_from_slice(&[0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 3]);
+        let incarnation = Incarnation([4; 16]);
+        let accepted = AcceptedContent { id: attempt(), incarnation, count: 5, head: Hash([6; 32]) };
+        let rest = [&[4; 16][..], &[0, 0, 0, 0, 0, 0, 0, 5], &[6; 32]].concat();
+        assert_eq!(accepted.to_bytes(), [id.clone(), rest].concat());
+
+        let finished = FinishedContent { id: attempt(), events: 1, length: 2, journal: Hash([3; 32]), session: None };
+        let rest = [&[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2][..], &[3; 32]].concat();
+        assert_eq!(finished.to_bytes(), [id.clone(), rest.clone(), vec![0]].concat());
+        let session = FinishedContent { session: Some("s-1"), ..finished };
+        assert_eq!(session.to_bytes(), [id, rest, b"\x01\x00\x00\x00\x03s-1".to_vec()].concat());
+        assert_eq!(tagged("ab", b"c"), b"tieline-sig-1\x02abc");
+    }
+
+    #[test]
+    fn typed_statements_are_signed_and_checked() {
+        let (key, signer) = (key(1), device_id(&key(1)));
+        let accepted =
+            AcceptedContent { id: attempt(), incarnation: Incarnation([4; 16]), count: 5, head: Hash([6; 32]) };
+        let signature = accepted.sign(&key);
+        assert_eq!(accepted.verify(&signer, &signature), Ok(()));
+        assert!(AcceptedContent { count: 6, ..accepted }.verify(&signer, &signature).is_err());
+
+        let finished =
+            FinishedContent { id: attempt(), events: 1, length: 2, journal: Hash([3; 32]), session: Some("") };
+        let signature = finished.sign(&key);
+        assert_eq!(finished.verify(&signer, &signature), Ok(()));
+        assert!(FinishedContent { session: None, ..finished }.verify(&signer, &signature).is_err());
+        // The same bytes as another kind of statement.
+        assert!(verify(domain::ACCEPTED, &finished.to_bytes(), &signer, &signature).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn threat_w1_any_text_is_a_signature_or_an_error(text in ".{0,100}", signer in any::<[u8; 32]>()) {
+            prop_assert!(verify(domain::DRAFT, b"", &DeviceId(signer), &text).is_err());
+        }
+    }
+}

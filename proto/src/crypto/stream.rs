@@ -49,3 +49,36 @@ impl StreamKey {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rand_chacha::ChaCha20Rng;
+    use rand_core::SeedableRng;
+
+    use super::super::record::RecordError;
+    use super::*;
+
+    #[test]
+    fn both_ends_understand_each_other_and_nobody_else() {
+        let mut rng = ChaCha20Rng::seed_from_u64(1);
+        let key = StreamKey::generate(&mut rng);
+        let far = StreamKey::from_bytes(*key.as_bytes());
+        let (tag, other) = (key.tag(), StreamKey::generate(&mut rng));
+        assert_eq!(tag, far.tag());
+        assert_ne!(tag, other.tag());
+        let (mut dial_seal, mut dial_open) = key.split(true);
+        let (mut accept_seal, mut accept_open) = far.split(false);
+        let (mut there, mut back, mut out) = (Vec::new(), Vec::new(), Vec::new());
+        dial_seal.seal(b"there", &mut there).unwrap();
+        accept_seal.seal(b"back", &mut back).unwrap();
+        // Reflected records don't open.
+        let (_, mut reflected) = StreamKey::from_bytes([0; 32]).split(true);
+        assert_eq!(reflected.feed(&there, &mut out), Err(RecordError::Forged { counter: 0 }));
+        let (_, mut other_open) = other.split(false);
+        assert_eq!(other_open.feed(&there, &mut out), Err(RecordError::Forged { counter: 0 }));
+        accept_open.feed(&there, &mut out).unwrap();
+        dial_open.feed(&back, &mut out).unwrap();
+        assert_eq!(out, b"thereback");
+        assert_eq!(dial_open.feed(&there, &mut out), Err(RecordError::Forged { counter: 1 }));
+    }
+}

@@ -1,18 +1,16 @@
 //! The writing side of the chain: founding, enrolling, and reading it back from raw lines.
 
+use std::collections::BTreeMap;
+
 use ed25519_dalek::SigningKey;
 use rand_core::CryptoRng;
-use serde::Deserialize;
 
 use super::{Action, Device, Org, OrgError, is_name, name};
 use crate::crypto::cert::{Binding, Certificate};
 use crate::crypto::keys::{DeviceKeys, RootKey};
-use crate::entry::{Auth, Body, Entry, NewEntry, Role};
-use crate::id::{Epoch, Hash, Lamport, OrgId, Seq};
-use crate::wire::json::{self, Limits};
-
-/// Longest line of a chain, in bytes. Ours have about 1,200.
-pub const LINE_LEN_MAX: usize = 16 * 1024;
+use crate::entry::{Auth, Body, NewEntry, Role};
+use crate::id::{Epoch, Hash, Lamport, Seq};
+use crate::log::{self, Homes, Line, LineError, LogId, Verifier, line};
 
 /// The epoch that chains are written in. Its home never moves in this version.
 const EPOCH: Epoch = Epoch(1);
@@ -56,7 +54,7 @@ impl Org {
         rng.fill_bytes(&mut nonce.0);
         let body = Body::OrgFounded { name: name.to_owned(), root: root.id(), nonce };
         let first = new_entry(Seq(1), Lamport(1), ts, body);
-        let line = serde_json::to_vec(&first.clone().at(Hash::ZERO)).map_err(|error| unreadable(1, error))?;
+        let line = serde_json::to_vec(&first.clone().at(Hash::ZERO)).map_err(LineError::from)?;
         let mut org = Self::founded(&line)?;
 
         let (binding, held) = Binding::of(keys, org.fingerprint);
@@ -72,7 +70,7 @@ impl Org {
     /// # Errors
     /// When the line founds no org.
     pub fn founded(line: &[u8]) -> Result<Self, OrgError> {
-        let entry = parse(1, line)?.ok_or(OrgError::NotFounded)?;
+        let Line::Entry(entry) = Line::parse(line)? else { return Err(OrgError::NotFounded) };
         let Body::OrgFounded { name, root, .. } = entry.body else { return Err(OrgError::NotFounded) };
         let first = entry.seq == Seq(1) && entry.prev == Hash::ZERO && entry.auth == Auth::Home && entry.by.is_none();
         if !first {
@@ -82,32 +80,41 @@ impl Org {
             return Err(OrgError::Name(name));
         }
         Ok(Self {
-            fingerprint: fingerprint(line),
+            fingerprint: log::org_id(line),
             name,
             root,
             home: None,
             seq: entry.seq,
             lamport: entry.lamport,
             epoch: entry.epoch,
-            devices: std::collections::BTreeMap::new(),
-            channels: std::collections::BTreeMap::new(),
+            devices: BTreeMap::new(),
+            channels: BTreeMap::new(),
         })
     }
 
-    /// Folds a whole chain from its raw lines. Blank lines are padding. Seals are passed over: verify them first, by
-    /// [`Org::home`], where the lines do not come from one's own disk.
+    /// Folds a whole chain from its raw lines and verifies it: hash chain, seals by the founder's device, certificates.
+    /// What it cannot say is whether the chain is that of the org one means: compare [`Org::fingerprint`].
     ///
     /// # Errors
-    /// When a line can't be read or an entry can't stand there.
+    /// When a line can't be read, the chain or a seal is broken, or an entry can't stand there.
     pub fn read(lines: &[u8]) -> Result<Self, OrgError> {
-        let mut lines = lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-        let mut org = Self::founded(lines.next().ok_or(OrgError::NotFounded)?)?;
-        for (number, line) in (2..).zip(lines) {
-            if let Some(entry) = parse(number, line)? {
+        let first = line::split(lines).next().ok_or(OrgError::NotFounded)?;
+        let mut org = Self::founded(first)?;
+        // The seals are checked against the founder's device, which only the second entry names: two passes.
+        for line in line::split(lines).skip(1) {
+            if let Line::Entry(entry) = Line::parse(line)? {
                 org.apply(&entry)?;
             }
         }
-        Ok(org)
+        let home = org.home.ok_or(OrgError::NotFounded)?;
+        let mut verifier = Verifier::new(LogId::Org(org.fingerprint), Homes::One(home));
+        for line in line::split(lines) {
+            verifier.feed(line)?;
+        }
+        match verifier.finish().bad {
+            Some(bad) => Err(bad.into()),
+            None => Ok(org),
+        }
     }
 
     /// The chain's next entry: what the home appends, and applies once it is synced.
@@ -153,34 +160,6 @@ impl Org {
     }
 }
 
-/// The fingerprint of the org whose chain begins with `line` (without LF).
-fn fingerprint(line: &[u8]) -> OrgId {
-    let mut id = [0; OrgId::LEN];
-    id.iter_mut().zip(Hash::of(line).as_bytes()).for_each(|(to, from)| *to = *from);
-    OrgId(id)
-}
-
 fn new_entry(seq: Seq, lamport: Lamport, ts: u64, body: Body) -> NewEntry {
     NewEntry { seq, epoch: EPOCH, lamport, org: Hash::ZERO, ts, by: None, auth: Auth::Home, body }
-}
-
-/// Reads line `number`, from 1: an entry, or `None` for a seal.
-fn parse(number: u64, line: &[u8]) -> Result<Option<Entry>, OrgError> {
-    /// Seals have no seq, entries do.
-    #[derive(Deserialize)]
-    struct Probe {
-        #[serde(default)]
-        seq: Option<Seq>,
-    }
-
-    let text = json::check(line, Limits::line(LINE_LEN_MAX)).map_err(|error| unreadable(number, error))?;
-    let probe: Probe = serde_json::from_str(text).map_err(|error| unreadable(number, error))?;
-    if probe.seq.is_none() {
-        return Ok(None);
-    }
-    serde_json::from_str(text).map(Some).map_err(|error| unreadable(number, error))
-}
-
-fn unreadable(line: u64, reason: impl ToString) -> OrgError {
-    OrgError::Line { line, reason: reason.to_string() }
 }

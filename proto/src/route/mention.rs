@@ -3,7 +3,7 @@
 //! Two passes, each linear. Markdown says which bytes are prose: not code, quotes, HTML, images' texts, destinations of
 //! links or addresses in angle brackets. Then one walk over the source applies our own rules of what starts and ends a
 //! word. The walk sees the source and not what markdown makes of it, so an escaped or encoded `@` never mentions; it
-//! judges neighbours by what is drawn, so `@ops**-2**` is not `@ops`.
+//! judges neighbours by what is drawn, so `@ops**2**` is not `@ops`.
 
 use std::collections::BTreeSet;
 
@@ -72,8 +72,10 @@ pub fn scan(text: &str) -> Mentions {
 /// What a byte of the source is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Ground {
-    /// Syntax, code, HTML, an address: not read.
+    /// Syntax and what is drawn apart: not read. White space in it ends words.
     Other,
+    /// Code, tags and links' destinations in the middle of a line: not read. White space in it is not drawn as such.
+    Inside,
     /// Text that a reader sees as it stands.
     Prose,
     /// Text inside a quote, until it is known whether its line has the mark.
@@ -85,35 +87,51 @@ enum Ground {
 /// Marks each byte of the source.
 fn ground(text: &str) -> Vec<Ground> {
     let mut ground = vec![Ground::Other; text.len()];
-    let (mut unread, mut quotes, mut in_address) = (0_u32, 0_u32, false);
+    // Blocks and images that are not read, quotes, and links or images around a place.
+    let (mut unread, mut quotes, mut spans) = (0_u32, 0_u32, 0_u32);
+    let mut in_address = false;
     for (event, range) in Parser::new_ext(text, Options::empty()).into_offset_iter() {
-        match event {
-            Event::Start(Tag::BlockQuote(_)) => quotes += 1,
-            Event::End(TagEnd::BlockQuote(_)) => quotes = quotes.saturating_sub(1),
-            Event::Start(Tag::CodeBlock(_) | Tag::HtmlBlock | Tag::Image { .. } | Tag::MetadataBlock(_)) => unread += 1,
-            Event::End(TagEnd::CodeBlock | TagEnd::HtmlBlock | TagEnd::Image | TagEnd::MetadataBlock(_)) => {
-                unread = unread.saturating_sub(1);
-            }
-            Event::Start(Tag::Link { link_type, .. }) => {
-                in_address = matches!(link_type, LinkType::Autolink | LinkType::Email);
-            }
-            Event::End(TagEnd::Link) => in_address = false,
-            Event::Text(shown) if unread == 0 && !in_address => {
-                let is_literal = text.get(range.clone()) == Some(&*shown);
-                let kind = match (is_literal, quotes) {
-                    (false, _) => Ground::Opaque,
-                    (true, 0) => Ground::Prose,
-                    (true, _) => Ground::Quoted,
-                };
-                if let Some(part) = ground.get_mut(range) {
-                    part.fill(kind);
+        let kind = match event {
+            Event::Start(tag) => {
+                unread += u32::from(is_unread(&tag.to_end()));
+                quotes += u32::from(matches!(tag, Tag::BlockQuote(_)));
+                if let Tag::Link { link_type, .. } = tag {
+                    in_address = matches!(link_type, LinkType::Autolink | LinkType::Email);
                 }
+                let is_span = matches!(tag, Tag::Link { .. } | Tag::Image { .. });
+                spans += u32::from(is_span);
+                // Only the outermost: they nest, and marking each would make deep ones slow.
+                if !is_span || spans > 1 {
+                    continue;
+                }
+                Ground::Inside
             }
-            _ => {}
+            Event::End(tag) => {
+                unread -= u32::from(is_unread(&tag));
+                quotes -= u32::from(matches!(tag, TagEnd::BlockQuote(_)));
+                in_address &= tag != TagEnd::Link;
+                spans -= u32::from(matches!(tag, TagEnd::Link | TagEnd::Image));
+                continue;
+            }
+            Event::Code(_) | Event::InlineHtml(_) => Ground::Inside,
+            Event::SoftBreak | Event::HardBreak => Ground::Other,
+            Event::Text(_) if unread > 0 || in_address => continue,
+            Event::Text(shown) if text.get(range.clone()) != Some(&*shown) => Ground::Opaque,
+            Event::Text(_) if quotes > 0 => Ground::Quoted,
+            Event::Text(_) => Ground::Prose,
+            _ => continue,
+        };
+        if let Some(part) = ground.get_mut(range) {
+            part.fill(kind);
         }
     }
     unquote(text, &mut ground);
     ground
+}
+
+/// Whether the text of an element is none that its author says here.
+fn is_unread(tag: &TagEnd) -> bool {
+    matches!(tag, TagEnd::CodeBlock | TagEnd::HtmlBlock | TagEnd::Image | TagEnd::MetadataBlock(_))
 }
 
 /// Decides the bytes inside quotes. Markdown lets a paragraph of a quote go on over lines without the mark; to the one
@@ -270,7 +288,7 @@ impl<'a> Scanner<'a> {
         let next = self.drawn_from(after).map(|(c, _)| c);
         let is_other = match c {
             '@' => true,
-            '/' | '\\' => next.is_some_and(|c| c != '@' && !is_space(c)),
+            '/' | '\\' => next.is_some_and(|c| c != '@' && c != '#' && !is_space(c)),
             '.' => next.is_some_and(|c| is_word(c) && c != '-'),
             _ => false,
         };
@@ -289,7 +307,7 @@ impl<'a> Scanner<'a> {
                 // Whatever it stands for, it continues the word.
                 Ground::Opaque => return Some(('_', at)),
                 Ground::Other | Ground::Quoted if c.is_whitespace() => return None,
-                Ground::Other | Ground::Quoted => {}
+                Ground::Other | Ground::Quoted | Ground::Inside => {}
             }
         }
     }
@@ -319,6 +337,7 @@ impl<'a> Scanner<'a> {
         }
         self.lead = match (ground, c) {
             (Ground::Opaque, _) | (_, '\\' | '`') => Lead::Blocked,
+            (Ground::Inside, _) => self.lead,
             (_, c) if is_space(c) => Lead::Free,
             (Ground::Other | Ground::Quoted, _) => self.lead,
             (Ground::Prose, ':') => match self.lead {

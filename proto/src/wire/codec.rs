@@ -1,6 +1,6 @@
 //! Frames of a link: a JSON head of [`Message`] and a binary tail.
 
-use super::frame::{self, FrameError, HEAD_LEN_MAX};
+use super::frame::{self, FrameBuf, FrameError, HEAD_LEN_MAX};
 use super::json::{self, JsonError, Limits};
 use crate::link::Message;
 
@@ -63,9 +63,7 @@ pub fn decode_head(head: &[u8]) -> Result<Message, DecodeError> {
 /// one frame and one chunk.
 #[derive(Debug, Default)]
 pub struct Decoder {
-    buffer: Vec<u8>,
-    /// Bytes at the start of the buffer that have been given out.
-    taken: usize,
+    frames: FrameBuf,
     failed: bool,
 }
 
@@ -78,13 +76,9 @@ impl Decoder {
 
     /// Takes the next chunk. After an error chunks are dropped.
     pub fn push(&mut self, chunk: &[u8]) {
-        if self.failed {
-            return;
+        if !self.failed {
+            self.frames.push(chunk);
         }
-        // What has been given out is cut off once a chunk, not once a frame: the move costs the same for many frames.
-        self.buffer.drain(..self.taken);
-        self.taken = 0;
-        self.buffer.extend_from_slice(chunk);
     }
 
     /// Gives the next message and its tail; `None` until more bytes come.
@@ -99,30 +93,28 @@ impl Decoder {
         let next = self.next_unfailed();
         if next.is_err() {
             self.failed = true;
-            self.buffer = Vec::new();
-            self.taken = 0;
+            self.frames = FrameBuf::default();
         }
         next
     }
 
     /// Whether the stream stands between two frames: where it may end without loss.
     #[must_use]
-    pub fn is_at_boundary(&self) -> bool {
-        !self.failed && self.buffer.len() == self.taken
+    pub const fn is_at_boundary(&self) -> bool {
+        !self.failed && self.frames.is_empty()
     }
 
     /// Bytes held.
     #[must_use]
     pub const fn buffered(&self) -> usize {
-        self.buffer.len() - self.taken
+        self.frames.len()
     }
 
     fn next_unfailed(&mut self) -> Result<Option<(Message, Vec<u8>)>, DecodeError> {
-        let bytes = self.buffer.get(self.taken..).unwrap_or_default();
-        let Some((head, tail, len)) = frame::split(bytes)? else { return Ok(None) };
-        let message = decode_head(head)?;
-        let tail = tail.to_vec();
-        self.taken += len;
-        Ok(Some((message, tail)))
+        let Some((head, tail)) = self.frames.cut()? else { return Ok(None) };
+        Ok(Some((decode_head(head)?, tail.to_vec())))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -84,6 +84,51 @@ pub fn split(bytes: &[u8]) -> Result<Option<(&[u8], &[u8], usize)>, FrameError> 
     Ok(rest.get(..tail_len).map(|tail| (head, tail, LEN_LEN + len)))
 }
 
+/// Collects a stream's bytes, which come in chunks cut anywhere, and cuts frames off them.
+///
+/// Call [`FrameBuf::cut`] until it gives `None` after each [`FrameBuf::push`]: then it never holds more than one frame
+/// and one chunk.
+#[derive(Debug, Default)]
+pub struct FrameBuf {
+    buffer: Vec<u8>,
+    /// Bytes at the start of the buffer that have been given out.
+    taken: usize,
+}
+
+impl FrameBuf {
+    /// Takes the next chunk.
+    pub fn push(&mut self, chunk: &[u8]) {
+        // What has been given out is cut off once a chunk, not once a frame: the move costs the same for many frames.
+        self.buffer.drain(..self.taken);
+        self.taken = 0;
+        self.buffer.extend_from_slice(chunk);
+    }
+
+    /// Cuts the next frame off: its head and its tail. `None` until more bytes come.
+    ///
+    /// # Errors
+    /// When a length is not allowed. The stream cannot go on then.
+    pub fn cut(&mut self) -> Result<Option<(&[u8], &[u8])>, FrameError> {
+        let Some((head, tail, len)) = split(self.buffer.get(self.taken..).unwrap_or_default())? else {
+            return Ok(None);
+        };
+        self.taken += len;
+        Ok(Some((head, tail)))
+    }
+
+    /// Bytes held that are not given out yet.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.buffer.len() - self.taken
+    }
+
+    /// Whether the stream stands between two frames.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
 fn read_len(bytes: &[u8]) -> Option<(usize, &[u8])> {
     let (len, rest) = bytes.split_first_chunk::<LEN_LEN>()?;
     // On a machine where it does not fit it is over every limit anyway.

@@ -357,3 +357,191 @@ fn plain_prefix(bytes: &[u8]) -> usize {
     let rest = bytes.get(at..).unwrap_or_default();
     at + rest.iter().position(|byte| *byte < 0x20 || matches!(byte, b'"' | b'\\')).unwrap_or(rest.len())
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::Value;
+
+    use super::*;
+
+    const LIMITS: Limits = Limits::text(1 << 20);
+
+    fn text(text: &str) -> Result<&str, JsonError> {
+        check(text.as_bytes(), LIMITS)
+    }
+
+    #[test]
+    fn objects_pass_as_they_are() {
+        let good = [
+            "{}",
+            " { } ",
+            r#"{"a":1}"#,
+            r#"{"a":[],"b":{},"c":[[{}],"x",-0.5e-3,true,false,null]}"#,
+            r#"{"\ud83d\ude00":"\u0000\"\\\/\b\f\n\r\t","é":"日本"}"#,
+            "\n{\"a\"\t:\r0}\n",
+        ];
+        for object in good {
+            assert_eq!(text(object), Ok(object));
+            assert!(serde_json::from_str::<Value>(object).is_ok(), "{object}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_object_is_refused_with_its_place() {
+        use JsonError::{Malformed, NotObject, Trailing, Truncated};
+        let bad = [
+            ("", Truncated),
+            ("  ", Truncated),
+            ("[]", NotObject),
+            ("1", NotObject),
+            ("nul", NotObject),
+            ("{} {}", Trailing { at: 3 }),
+            ("{}x", Trailing { at: 2 }),
+            (r#"{"a":1,}"#, Malformed { at: 7 }),
+            (r#"{"a":[1,]}"#, Malformed { at: 8 }),
+            (r#"{a:1}"#, Malformed { at: 1 }),
+            (r#"{"a" 1}"#, Malformed { at: 5 }),
+            (r#"{"a":01}"#, Malformed { at: 6 }),
+            (r#"{"a":+1}"#, Malformed { at: 5 }),
+            (r#"{"a":1.}"#, Malformed { at: 7 }),
+            (r#"{"a":.5}"#, Malformed { at: 5 }),
+            (r#"{"a":1e}"#, Malformed { at: 7 }),
+            (r#"{"a":-}"#, Malformed { at: 6 }),
+            (r#"{"a":tru}"#, Malformed { at: 8 }),
+            (r#"{"a":NaN}"#, Malformed { at: 5 }),
+            (r#"{"a":[}"#, Malformed { at: 6 }),
+            (r#"{"a":1]"#, Malformed { at: 6 }),
+            ("{\"a\":\"\n\"}", Malformed { at: 6 }),
+            (r#"{"a":"\x"}"#, Malformed { at: 7 }),
+            (r#"{"a":"\ud800"}"#, Malformed { at: 12 }),
+            (r#"{"a":"\ud800\u0041"}"#, Malformed { at: 18 }),
+            (r#"{"a":"\udc00"}"#, Malformed { at: 12 }),
+            (r#"{"a":"\u00g0"}"#, Malformed { at: 10 }),
+            ("{\u{feff}}", Malformed { at: 1 }),
+        ];
+        for (bytes, error) in bad {
+            assert_eq!(text(bytes), Err(error), "{bytes}");
+            assert!(serde_json::from_str::<serde_json::Map<String, Value>>(bytes).is_err(), "{bytes}");
+        }
+        assert_eq!(check(b"{\"a\":\"\xff\"}", LIMITS), Err(JsonError::NotUtf8 { at: 6 }));
+    }
+
+    #[test]
+    fn a_line_has_no_line_breaks() {
+        let line = Limits::line(100);
+        assert!(check(br#"{ "a" : "\n" }"#, line).is_ok());
+        for bad in ["{}\n", "\r{}", "{\n}", "{\"a\":\r1}", "{\"a\":1\n}"] {
+            assert!(check(bad.as_bytes(), line).is_err(), "{bad:?}");
+            assert!(text(bad).is_ok(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn threat_w1_limits_hold_at_their_bounds() {
+        let nested = |depth: usize| format!("{{\"a\":{}{}}}", "[".repeat(depth - 1), "]".repeat(depth - 1));
+        assert!(text(&nested(JSON_DEPTH_MAX)).is_ok());
+        let too_deep = JsonError::TooDeep { at: 5 + JSON_DEPTH_MAX - 1, max: JSON_DEPTH_MAX };
+        assert_eq!(text(&nested(JSON_DEPTH_MAX + 1)), Err(too_deep));
+
+        let many = |nodes: usize| format!("{{\"a\":[{}0]}}", "0,".repeat(nodes - 3));
+        assert!(text(&many(JSON_NODES_MAX)).is_ok());
+        assert!(matches!(text(&many(JSON_NODES_MAX + 1)), Err(JsonError::TooMany { .. })));
+
+        let long = format!("{{\"a\":\"{}\"}}", "x".repeat(100));
+        assert!(check(long.as_bytes(), Limits::text(long.len())).is_ok());
+        let refused = check(long.as_bytes(), Limits::text(long.len() - 1));
+        assert_eq!(refused, Err(JsonError::TooLong { len: long.len(), max: long.len() - 1 }));
+    }
+
+    #[test]
+    fn threat_w1_bombs_are_refused_where_they_cross_the_limit() {
+        let brackets = "[".repeat(1 << 20);
+        assert_eq!(text(&brackets[..1000]), Err(JsonError::NotObject));
+        let in_object = format!("{{\"a\":{}", &brackets[..brackets.len() - 5]);
+        assert!(matches!(text(&in_object), Err(JsonError::TooDeep { at: 36, .. })));
+        let objects = "{\"a\":".repeat(100_000);
+        assert!(matches!(text(&objects), Err(JsonError::TooDeep { at: 160, .. })));
+    }
+
+    #[test]
+    fn words_of_eight_find_every_end_of_a_string() {
+        for before in 0..40 {
+            for end in [b'"', b'\\', 0, 0x1f, b'\n'] {
+                let mut bytes = vec![b'a'; before];
+                bytes.push(end);
+                bytes.extend_from_slice(b"\"\"\"\"\"\"\"\"\"");
+                assert_eq!(plain_prefix(&bytes), before, "{end:#x}");
+            }
+            // Bytes that only look like an end beside one another.
+            let odd: Vec<u8> = (0..before).map(|at| [0x7f, 0x80, 0xff, 0x20, 0x21, 0x23, 0x5b, 0x5d][at % 8]).collect();
+            assert_eq!(plain_prefix(&odd), before);
+        }
+    }
+
+    fn any_json() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            ".{0,20}".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(6, 100, 8, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..8).prop_map(Value::from),
+                prop::collection::btree_map(".{0,8}", inner, 0..8)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    /// Whether a full parser takes the bytes as an object. It has a bound on numbers that the grammar lacks.
+    fn parses(bytes: &[u8]) -> Option<bool> {
+        match serde_json::from_slice::<serde_json::Map<String, Value>>(bytes) {
+            Ok(_) => Some(true),
+            Err(error) if error.to_string().contains("number out of range") => None,
+            Err(_) => Some(false),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn all_json_that_is_written_passes(value in any_json(), pretty in any::<bool>()) {
+            let object = serde_json::json!({ "v": value });
+            let written = if pretty { serde_json::to_string_pretty(&object) } else { serde_json::to_string(&object) };
+            let written = written.unwrap();
+            prop_assert_eq!(text(&written), Ok(written.as_str()));
+            if !pretty {
+                prop_assert!(check(written.as_bytes(), Limits::line(1 << 20)).is_ok());
+            }
+        }
+
+        #[test]
+        fn a_parser_agrees_about_changed_json(value in any_json(), changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
+            let mut bytes = serde_json::to_vec(&serde_json::json!({ "v": value })).unwrap();
+            for (at, byte) in changes {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+            if let Some(parses) = parses(&bytes) {
+                prop_assert_eq!(check(&bytes, LIMITS).is_ok(), parses, "{}", String::from_utf8_lossy(&bytes));
+            }
+        }
+
+        #[test]
+        fn a_parser_agrees_about_tokens_in_any_order(json in r#"(\{|\}|\[|\]|:|,|"a"|"\\u0041"|"\\"|1|-0|0\.5|1e9|true|null| |\n){0,24}"#) {
+            let object = format!("{{\"a\":{json}}}");
+            for bytes in [json.as_bytes(), object.as_bytes()] {
+                if let Some(parses) = parses(bytes) {
+                    prop_assert_eq!(check(bytes, LIMITS).is_ok(), parses, "{}", json);
+                }
+            }
+        }
+
+        #[test]
+        fn threat_w1_any_bytes_pass_or_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = check(&bytes, LIMITS);
+        }
+    }
+}

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use rand_core::Rng;
 
 use super::super::{Cited, History, State, poster};
-use crate::entry::{Body, Entry, NewEntry};
-use crate::id::{ClientId, Hash, MessageId, Seq};
+use crate::entry::{Auth, Body, Entry, NewEntry};
+use crate::id::{ClientId, Hash, MemberId, MessageId, Seq};
 
 /// A file that is only appended to.
 #[derive(Clone, Debug, Default)]
@@ -75,8 +75,8 @@ impl Log {
 }
 
 impl History for Log {
-    fn posted(&self, poster: &str, client: &ClientId) -> Option<(MessageId, Seq)> {
-        self.posted.get(&(poster.to_owned(), client.clone())).copied()
+    fn posted(&self, by: Option<MemberId>, auth: &Auth, client: &ClientId) -> Option<(MessageId, Seq)> {
+        self.posted.get(&(poster(by, auth), client.clone())).copied()
     }
 
     fn cited(&self, message: MessageId) -> Option<Cited> {

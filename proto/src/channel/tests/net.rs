@@ -73,6 +73,9 @@ impl World {
         };
         let Some((message, tail)) = queue.and_then(Queue::pop_front) else { return false };
         self.note(format!("home <- {b}: {}", brief(&message)));
+        if matches!(message, Message::AnswerOk { .. }) {
+            self.see("an answer is confirmed");
+        }
         if let Message::Report { verdicts } = message {
             // The shell takes a report apart: each verdict goes to its own channel.
             for verdict in verdicts {
