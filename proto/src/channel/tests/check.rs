@@ -125,6 +125,9 @@ impl World {
         let state = self.core().state();
         assert!(self.home.pending.is_empty());
         for (run, turn) in &state.turns {
+            if turn.released && !state.members[&turn.member].may_start() {
+                continue;
+            }
             let TurnPhase::Held(card) = turn.phase else {
                 panic!("I13: run {run} of member {} is still {:?}", turn.member, turn.phase)
             };

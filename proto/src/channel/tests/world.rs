@@ -275,7 +275,7 @@ impl World {
     pub fn questions(&self) -> Vec<MessageId> {
         use super::super::Card;
         let cards = self.core().state().cards.iter();
-        cards.filter(|(_, card)| matches!(card, Card::Ask { .. })).map(|(id, _)| *id).collect()
+        cards.filter(|(_, card)| matches!(card, Card::Ask { answered: None, .. })).map(|(id, _)| *id).collect()
     }
 }
 
