@@ -3,7 +3,12 @@
 pub mod cli;
 pub mod config;
 pub mod consent;
+pub mod data_dir;
 pub mod handle;
 pub mod harness;
 pub mod http;
+pub mod keys;
 pub mod logging;
+pub mod net;
+pub mod node;
+pub mod store;

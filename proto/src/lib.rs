@@ -10,6 +10,7 @@
 //! | [`text`] | how others' text is shown |
 
 pub mod api;
+pub mod channel;
 pub mod crypto;
 pub mod entry;
 pub mod event;
@@ -23,5 +24,6 @@ pub mod route;
 pub mod text;
 pub mod time;
 pub mod topic;
+pub mod turn;
 pub mod view;
 pub mod wire;

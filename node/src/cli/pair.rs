@@ -6,12 +6,14 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::Value;
 use tieline_proto::api::{ApiError, Code, PairStep, Request, Residency};
+use tieline_proto::entry::Policy;
 use tieline_proto::id::Handle;
 use tieline_proto::text::one_line;
 use tieline_proto::view::Device;
 use tokio::sync::mpsc;
 
 use super::client::{Client, Said, read};
+use super::member::PolicyArg;
 use super::table::{columns, span};
 use super::{Context, Done, Exit};
 
@@ -57,6 +59,9 @@ pub struct Join {
     /// Folders that members may work in
     #[arg(long, value_name = "DIR", requires = "resident")]
     cwd: Vec<PathBuf>,
+    /// The most that members may do unasked here [default: ask]
+    #[arg(long, value_name = "POLICY", requires = "resident")]
+    ceiling: Option<PolicyArg>,
 }
 
 /// Manage the org's devices.
@@ -100,7 +105,7 @@ pub async fn pair(context: &Context, args: Pair) -> Done {
 /// `tieline join`.
 pub async fn join(context: &Context, args: Join) -> Done {
     let link = if args.link == "-" { read_link()? } else { args.link };
-    let resident = if args.resident { Some(residency(&args.harness, &args.cwd)?) } else { None };
+    let resident = if args.resident { Some(residency(&args.harness, &args.cwd, args.ceiling)?) } else { None };
     let mut client = context.dial().connect().await?;
     let (call, _) = client.open(Request::Join { link, name: args.name, resident }).await?;
     loop {
@@ -112,7 +117,7 @@ pub async fn join(context: &Context, args: Join) -> Done {
 }
 
 /// The consent that the command line gives. Folders are taken from where the command runs.
-fn residency(harnesses: &[String], folders: &[PathBuf]) -> Result<Residency, ApiError> {
+fn residency(harnesses: &[String], folders: &[PathBuf], ceiling: Option<PolicyArg>) -> Result<Residency, ApiError> {
     let invalid = |what: String| ApiError::new(Code::Invalid, what);
     let harnesses = harnesses
         .iter()
@@ -125,7 +130,7 @@ fn residency(harnesses: &[String], folders: &[PathBuf]) -> Result<Residency, Api
             whole.to_str().map(str::to_owned).ok_or_else(|| invalid(format!("{} is not UTF-8", whole.display())))
         })
         .collect::<Result<_, _>>()?;
-    Ok(Residency { harnesses, folders })
+    Ok(Residency { harnesses, folders, ceiling: ceiling.map(Policy::from) })
 }
 
 /// `tieline device`.

@@ -154,7 +154,7 @@ pub fn route(view: &impl RouteView, input: &RouteInput<'_>) -> Result<Decision, 
         Origin::Post => brakes::onward(0),
         Origin::MidTurn { hops } | Origin::Finished { hops, .. } => brakes::onward(hops),
     };
-    let to: Vec<_> = recipients.into_iter().map(|(member, _)| Delivery { member, hops, why }).collect();
+    let to: Vec<_> = recipients.into_iter().map(|(member, _)| Delivery { member, hops, why, held: false }).collect();
     Ok(Decision { held: held(view, &to), routed: Routed { to, unknown, round }, refs, notes, over })
 }
 

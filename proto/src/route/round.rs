@@ -61,6 +61,6 @@ pub fn round_next(
         (Why::Round, Some(Round { root: round.root, number: round.number.saturating_add(1) }))
     };
     let hops = brakes::onward(results.iter().map(|r| r.hops).max().unwrap_or_default());
-    let to: Vec<Delivery> = recipients.into_iter().map(|member| Delivery { member, hops, why }).collect();
+    let to: Vec<Delivery> = recipients.into_iter().map(|member| Delivery { member, hops, why, held: false }).collect();
     RoundNext { held: super::held(view, &to), to, round: next, over }
 }

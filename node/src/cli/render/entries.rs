@@ -76,7 +76,7 @@ impl Renderer {
             Body::ChannelCreated { .. } => self.remark(ts, "the channel begins"),
             Body::ChannelArchived {} => self.remark(ts, "the channel is archived: it stays readable"),
             Body::ConfigChanged { .. } => self.remark(ts, &format!("{author} changed the channel's settings")),
-            Body::RoundClosed { message } if self.details => {
+            Body::RoundClosed { message, .. } if self.details => {
                 self.remark(ts, &format!("the round of #{message} is closed without all answers"));
             }
             Body::RoundClosed { .. } => {}

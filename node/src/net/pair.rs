@@ -1,0 +1,5 @@
+//! Enrolling devices.
+
+/// How an offer to pair goes.
+#[derive(Debug)]
+pub enum PairEvent {}
