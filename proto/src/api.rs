@@ -228,6 +228,9 @@ pub struct Residency {
     pub harnesses: Vec<Handle>,
     /// Folders, absolute, that members may work in.
     pub folders: Vec<String>,
+    /// The most that an agent may do unasked; `ask` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ceiling: Option<Policy>,
 }
 
 /// What can be done to a member.

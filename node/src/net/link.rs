@@ -273,6 +273,7 @@ impl Runner {
         link.lanes.close();
         farewell(&link, &reason, &mut writer).await;
         if *link.proven.borrow() {
+            context.shared.down(link.node, reason.words.clone());
             // When the loop is gone there is nobody to tell.
             let down = NetEvent::LinkDown { node: link.node, reason: reason.words.clone() };
             let _ = context.events.control(link.number, down).await;

@@ -28,6 +28,7 @@ use tieline_proto::crypto::link_key::LinkKey;
 use tieline_proto::id::NodeId;
 use tieline_proto::link::{Lane, Message};
 use tieline_proto::org::Org;
+use tieline_proto::pairing::{Offered, Terms, Welcome};
 use tieline_proto::wire::codec::EncodeError;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -53,6 +54,10 @@ pub use swarm::{BoxedTransport, transport};
 use driver::{Driver, Note};
 use health::Trust;
 use link::Link;
+use pair::{DeskHandle, PairError};
+
+/// Addresses in a pairing link: what fits a QR code that a phone reads well.
+const OFFERED_ADDRS_MAX: usize = 3;
 
 /// Reads the wall clock, in Unix milliseconds.
 pub type WallClock = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -204,6 +209,9 @@ pub struct Net {
     shared: Arc<Shared>,
     wants: watch::Sender<BTreeMap<NodeId, PeerHints>>,
     notes: NoteSender,
+    desk: DeskHandle,
+    guard: addr::Guard,
+    external: Vec<Multiaddr>,
     peer: PeerId,
     stop: CancellationToken,
     task: Arc<Mutex<Option<AbortOnDropHandle<()>>>>,
@@ -219,6 +227,8 @@ struct Shared {
 /// One node, as the handles see it.
 #[derive(Debug, Default)]
 struct Listed {
+    /// Whether the caller wants it linked.
+    wanted: bool,
     /// The link, once it is proven.
     link: Option<Arc<Link>>,
     /// How the last link ran.
@@ -231,8 +241,34 @@ impl Shared {
     /// A link is up: handles use it from now on.
     fn up(&self, link: &Arc<Link>) {
         tracing::info!(node = %link.node.short(), remote = %link.remote, "link up");
-        let listed = Listed { link: Some(link.clone()), path: Some(Path::of(&link.remote)), reason: None };
-        self.peers().insert(link.node, listed);
+        let mut peers = self.peers();
+        let listed = peers.entry(link.node).or_default();
+        listed.link = Some(link.clone());
+        listed.path = Some(Path::of(&link.remote));
+        listed.reason = None;
+    }
+
+    /// A node has no link, because of what. Only nodes that are wanted are listed without one.
+    fn down(&self, node: NodeId, reason: String) {
+        let mut peers = self.peers();
+        let Some(listed) = peers.get_mut(&node) else { return };
+        listed.link = None;
+        listed.reason = Some(reason);
+        if !listed.wanted {
+            peers.remove(&node);
+        }
+    }
+
+    /// Whom the caller wants linked.
+    fn want(&self, wanted: &BTreeMap<NodeId, PeerHints>) {
+        let mut peers = self.peers();
+        for node in wanted.keys() {
+            peers.entry(*node).or_default();
+        }
+        peers.retain(|node, listed| {
+            listed.wanted = wanted.contains_key(node);
+            listed.wanted || listed.link.is_some()
+        });
     }
 
     fn peers(&self) -> MutexGuard<'_, BTreeMap<NodeId, Listed>> {
@@ -288,10 +324,11 @@ impl Net {
         let (notes, from_notes) = NoteSender::new();
         let (events, from_events) = events::channel();
         let stop = CancellationToken::new();
-        let driver = Driver::new(driver::Parts {
+        let external = config.external.clone();
+        let (driver, desk) = Driver::new(driver::Parts {
             config,
             swarm,
-            guard,
+            guard: guard.clone(),
             org,
             wanted,
             notes: (notes.clone(), from_notes),
@@ -301,7 +338,7 @@ impl Net {
         })?;
         let task = AbortOnDropHandle::new(tokio::spawn(driver.run()));
         let task = Arc::new(Mutex::new(Some(task)));
-        Ok((Self { shared, wants, notes, peer, stop, task }, from_events))
+        Ok((Self { shared, wants, notes, desk, guard, external, peer, stop, task }, from_events))
     }
 
     /// Queues a frame on a node's control lane. Never waits.
@@ -350,6 +387,59 @@ impl Net {
     /// that only the caller can see.
     pub fn probe(&self) {
         self.notes.try_send(Note::Doubt("a request"));
+    }
+
+    /// Offers to enrol a device; an offer that stands is taken back. Without addresses in the terms, the link gets those
+    /// of this node that are most likely to work.
+    ///
+    /// What comes of it is told by [`NetEvent::Pair`].
+    ///
+    /// # Errors
+    /// When too many offers were made, or the terms don't fit.
+    pub async fn pair_offer(&self, mut terms: Terms) -> Result<Offered, PairError> {
+        if terms.addrs.is_empty() {
+            terms.addrs = self.reachable().into_iter().take(OFFERED_ADDRS_MAX).map(|addr| addr.to_vec()).collect();
+        }
+        self.desk.offer(terms).await
+    }
+
+    /// Passes on the six digits that the operator typed.
+    ///
+    /// # Errors
+    /// When they are no digits, or no device shows any. Wrong ones are told by [`PairEvent::Refused`](pair::PairEvent::Refused).
+    pub async fn pair_confirm(&self, digits: String) -> Result<(), PairError> {
+        self.desk.confirm(digits).await
+    }
+
+    /// Takes the offer back, if there is one.
+    ///
+    /// # Errors
+    /// When the network has stopped.
+    pub async fn pair_cancel(&self) -> Result<(), PairError> {
+        self.desk.cancel().await
+    }
+
+    /// Answers [`PairEvent::Approved`](pair::PairEvent::Approved): the device is in the chain and synced, or could not be enrolled.
+    ///
+    /// # Errors
+    /// When the network has stopped.
+    pub async fn pair_enrolled(&self, welcome: Option<Box<Welcome>>) -> Result<(), PairError> {
+        self.desk.enrolled(welcome).await
+    }
+
+    /// Addresses at which others may reach this node, the most promising first.
+    #[must_use]
+    pub fn reachable(&self) -> Vec<Multiaddr> {
+        let mut addrs: Vec<_> = self.external.iter().cloned().chain(self.listening()).collect();
+        let usable = |addr: &Multiaddr| self.guard.check(addr).is_ok();
+        addrs.retain(usable);
+        // A public address serves everywhere, and TCP passes where UDP does not.
+        addrs.sort_by_key(|addr| {
+            let udp = addr.iter().any(|part| matches!(part, Protocol::Udp(_)));
+            (!addr::is_public(addr), udp)
+        });
+        addrs.dedup();
+        addrs
     }
 
     /// The addresses this node listens on now.

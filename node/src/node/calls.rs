@@ -68,7 +68,7 @@ impl Node {
         until: Instant,
     ) {
         let Some(name) = channel_of(&request).map(str::to_owned) else {
-            return self.call_node(caller, request, reply);
+            return self.call_node(caller, request, reply, feed);
         };
         match self.place(&name) {
             Some(Place::Here(id)) => self.call_channel(caller, id, request, reply, feed),
@@ -116,7 +116,7 @@ impl Node {
 
     // ---- requests about the node ----
 
-    fn call_node(&mut self, caller: Caller, request: Request, reply: ReplyTo) {
+    fn call_node(&mut self, caller: Caller, request: Request, reply: ReplyTo, feed: Option<FeedTo>) {
         if !matches!(caller, Caller::Owner) && !is_for_all(&request) {
             let error = ApiError::new(Code::Refused, "only the owner of this box may do that");
             return self.reply(reply, Err(error));
@@ -137,10 +137,10 @@ impl Node {
             }
             Request::DeviceList {} => Ok(to_value(&self.device_list())),
             Request::Reload {} => self.reload(),
-            Request::PairOffer { role, channels } => return self.pair_offer(role, channels, reply),
-            Request::PairConfirm { digits } => self.pair_confirm(&digits),
+            Request::PairOffer { role, channels } => return self.pair_offer(role, &channels, reply, feed),
+            Request::PairConfirm { digits } => return self.pair_confirm(digits, reply),
             Request::PairCancel {} => self.pair_cancel(),
-            Request::Join { link, name } => return self.pair_join(&link, name, reply),
+            Request::Join { link, name, resident } => return self.pair_join(&link, name, resident, reply, feed),
             _ => Err(ApiError::new(Code::Invalid, "that request names no channel")),
         };
         self.reply(reply, result);

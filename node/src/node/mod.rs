@@ -19,6 +19,7 @@ mod channel;
 mod commit;
 mod feed;
 mod membership;
+pub mod offline;
 mod open;
 mod outlet;
 mod pairing;
@@ -121,6 +122,8 @@ enum Work {
 enum Done {
     /// An attempt's attachments are here, or cannot be had.
     Admitted(turns::Admitted),
+    /// This node was enrolled in an org.
+    Joined(pairing::JoinDone),
 }
 
 /// A running node.
@@ -250,12 +253,14 @@ impl Node {
             NetEvent::LinkDown { node, reason } => self.link_down(node, &reason),
             NetEvent::Frame { node, lane: _, message, tail } => self.frame(node, message, tail),
             NetEvent::Pair(event) => self.pair_event(event),
+            _ => {}
         }
     }
 
     fn done(&mut self, done: Done) {
         match done {
             Done::Admitted(admitted) => self.admitted(admitted),
+            Done::Joined(done) => self.joined(done),
         }
     }
 

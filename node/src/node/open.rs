@@ -62,7 +62,7 @@ const INDEX_PROGRESS: u64 = 100_000;
 const INDEX_BATCH: usize = 4096;
 
 /// The channel of a new org, so that there is something to talk to.
-const WELCOME: &str = "welcome";
+pub(super) const WELCOME: &str = "welcome";
 
 /// Its member.
 const GUIDE: &str = "guide";
@@ -140,7 +140,7 @@ pub fn device_keys(data: &Path) -> Result<DeviceKeys, StartError> {
 }
 
 /// The transport's own key. It carries no authority.
-fn transport_key(data: &Path) -> Result<Keypair, StartError> {
+pub(super) fn transport_key(data: &Path) -> Result<Keypair, StartError> {
     let path = data.join("keys").join("transport");
     if let Some(bytes) = keys::read(&path)? {
         let mut bytes = bytes.to_vec();
@@ -423,15 +423,34 @@ fn person() -> Handle {
 /// # Errors
 /// When it cannot start.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), StartError> {
-    let started = Instant::now();
     let dir = DataDir::open(&config.data)?;
     crate::logging::start_file(&config.data).map_err(io("opening the log file"))?;
+    loop {
+        let life = stop.child_token();
+        let Some((joined, residency)) = Box::pin(live(&config, life)).await? else { break };
+        if stop.is_cancelled() {
+            break;
+        }
+        let layout = Layout::new(&config.data);
+        let keys = device_keys(&config.data)?;
+        super::offline::adopt(&layout, &keys, &joined, residency.as_ref()).map_err(|error| unsound(&error))?;
+    }
+    drop(dir);
+    Ok(())
+}
+
+/// One life of a node: until it stops, or begins anew in an org that it was enrolled in.
+async fn live(
+    config: &Config,
+    stop: CancellationToken,
+) -> Result<Option<(Box<tieline_proto::pairing::Joined>, Option<tieline_proto::api::Residency>)>, StartError> {
+    let started = Instant::now();
     let layout = Layout::new(&config.data);
     let keys = Arc::new(device_keys(&config.data)?);
     let me = keys.device();
     let opened = match open_org(&layout)? {
         Some(opened) => opened,
-        None => found(&config, &layout, &keys)?,
+        None => found(config, &layout, &keys)?,
     };
     let OpenedOrg { org, log: org_log } = opened;
     let fresh = org.channels().next().is_none() && org.home() == Some(me);
@@ -530,12 +549,12 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), StartErr
     let mut net_seed = [0; 32];
     rng.fill_bytes(&mut net_seed);
     let keypair = transport_key(&config.data)?;
-    let (net, net_events) = start_net(&config, &keypair, &keys, net_seed, &org_seen, &mut notes)?;
+    let (net, net_events) = start_net(config, &keypair, &keys, net_seed, &org_seen, &mut notes)?;
     net.want(membership.wants());
 
     // Turns and doors.
     let host_config = HostConfig::of_this_node(&config.env_pass).map_err(io("finding this program"))?;
-    let host = Host::new(host_config, registry(&config)?);
+    let host = Host::new(host_config, registry(config)?);
     let consent = Consent::load(&config.data, me).map_err(|error| unsound(&error))?;
     let (news, news_received) = mpsc::channel(NEWS_WAITING_MAX);
     let (done, done_received) = mpsc::channel(DONE_WAITING_MAX);
@@ -556,7 +575,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), StartErr
     let api = format!("http://{}", doors.addr);
     let outlet = Outlet { me, net: net.clone(), local };
     let turns = Turns::new(resident, (attempts, length), host.clone(), consent, news, &config.data);
-    let pairing = pairing::Pairing::new();
+    let pairing = pairing::Pairing::default();
     let mut node = Node {
         me,
         keys,
@@ -595,7 +614,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), StartErr
         reopen_at: None,
         stop,
         data: config.data.clone(),
-        config,
+        config: config.clone(),
     };
     let mut sources = Sources {
         calls,
@@ -619,8 +638,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), StartErr
     node.drive(&mut sources).await;
     node.close(sources).await;
     drop(doors);
-    drop(dir);
-    Ok(())
+    Ok(node.pairing.joined.take())
 }
 
 /// Listens; default ports that are busy are replaced by free ones, and said so.
@@ -654,6 +672,23 @@ fn start_net(
         }
         other => Ok(other?),
     }
+}
+
+/// Whether an address is one of this box's own.
+pub(super) fn is_loopback(addr: &Multiaddr) -> bool {
+    use libp2p::multiaddr::Protocol;
+    addr.iter().any(|part| match part {
+        Protocol::Ip4(ip) => ip.is_loopback(),
+        Protocol::Ip6(ip) => ip.is_loopback(),
+        _ => false,
+    })
+}
+
+/// Whether a pairing link can only be of this box.
+pub(super) fn names_loopback_only(link: &tieline_proto::pairing::PairLink) -> bool {
+    let addrs = link.addrs.iter().filter_map(|addr| Multiaddr::try_from(addr.clone()).ok());
+    let mut addrs = addrs.peekable();
+    addrs.peek().is_some() && addrs.all(|addr| is_loopback(&addr))
 }
 
 fn with_free_port(addr: &Multiaddr) -> Multiaddr {

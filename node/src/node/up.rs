@@ -32,7 +32,7 @@ pub async fn up(config: Config) -> Result<(), ApiError> {
 }
 
 /// What a person can do about a node that does not start.
-fn explain(error: &StartError) -> ApiError {
+pub(super) fn explain(error: &StartError) -> ApiError {
     let words = error.to_string();
     match error {
         StartError::Data(DirError::AlreadyRunning { .. }) => {

@@ -29,10 +29,15 @@ impl Driver {
                 self.ask_dht(node);
             }
             let Some(peer) = self.peers.get_mut(&node) else { continue };
-            if peer.attempt.as_ref().is_some_and(|attempt| attempt.is_over(now)) {
+            let Some(attempt) = &peer.attempt else { continue };
+            if attempt.is_over(now) {
+                // A dial that hangs would otherwise hang beside the next try's, and fill the bound on dials in the end.
+                if let (false, Some(hung)) = (attempt.dials.is_empty(), peer.peer()) {
+                    let _ = self.swarm.disconnect_peer_id(hung);
+                }
                 let reason = peer.fail(now, &mut self.rng);
                 tracing::debug!(node = %node.short(), %reason, "no link");
-                self.show_down(node, reason);
+                self.shared.down(node, reason);
             }
         }
     }

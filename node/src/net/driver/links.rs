@@ -145,7 +145,7 @@ impl Driver {
         // A stranger's refusal says nothing about the node: it was a guess.
         if error.is_refusal() && wanted.peer() == Some(peer) {
             wanted.refuse(Instant::now(), &mut self.rng);
-            self.show_down(node, error.to_string());
+            self.shared.down(node, error.to_string());
         } else if let Some(attempt) = &mut wanted.attempt {
             attempt.note(error.to_string());
             self.dial_known(node);
@@ -208,7 +208,7 @@ impl Driver {
         if matches!(reason.code, "silent" | "lost") {
             self.close_unused(link.peer);
         }
-        self.show_down(node, reason.words.clone());
+        self.shared.down(node, reason.words.clone());
         if let Some(next) = self.successors.remove(&node)
             && self.view.org.live(&node).is_some()
         {
@@ -220,18 +220,6 @@ impl Driver {
             wanted.refuse(now, &mut self.rng);
         } else {
             wanted.lost(link.begun.elapsed(), now, &mut self.rng);
-        }
-    }
-
-    /// Shows that a node has no link, and why.
-    pub(super) fn show_down(&mut self, node: NodeId, reason: String) {
-        let mut shown = self.shared.peers();
-        if self.peers.contains_key(&node) {
-            let listed = shown.entry(node).or_default();
-            listed.link = None;
-            listed.reason = Some(reason);
-        } else {
-            shown.remove(&node);
         }
     }
 

@@ -22,12 +22,14 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Duration, Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::addr::{Guard, ip_of, is_public};
 use super::discovery::{self, Discovery};
 use super::events::{EventSender, NetEvent};
 use super::handshake::Identity;
 use super::link::{CloseReason, Established, Link, stopping};
+use super::pair::{Desk, DeskHandle};
 use super::peers::Peer;
 use super::stream::{Inbound, OpenError, Purpose};
 use super::swarm::{Behaviour, BehaviourEvent};
@@ -110,12 +112,15 @@ pub(super) struct Driver {
     /// Handshakes of others under way, by peer.
     half_open: BTreeMap<PeerId, usize>,
     links_made: u64,
+    desk: DeskHandle,
+    _desk_task: AbortOnDropHandle<()>,
 }
 
 impl Driver {
-    pub(super) fn new(parts: Parts) -> Result<Self, NetError> {
+    /// The driver, and the handle of the desk it keeps for pairing.
+    pub(super) fn new(parts: Parts) -> Result<(Self, DeskHandle), NetError> {
         let Parts { config, mut swarm, guard, mut org, mut wanted, notes, events, shared, stop } = parts;
-        let NetConfig { keypair: _, listen, external, bootstrap, device, rng, wall } = config;
+        let NetConfig { keypair: _, listen, external, bootstrap, device, mut rng, wall } = config;
         for addr in listen {
             swarm.listen_on(addr.clone()).map_err(|error| NetError::Listen { addr, source: listen_error(error) })?;
         }
@@ -128,8 +133,12 @@ impl Driver {
         wanted.mark_changed();
         let listening = watch::Sender::new(Vec::new());
         tokio::spawn(tell_listening(listening.subscribe(), events.clone()));
-        Ok(Self {
+        let peer = *swarm.local_peer_id();
+        let (desk, desk_task) = Desk::new(view.org.fingerprint(), device.clone(), peer, events.clone(), rng.fork());
+        let driver = Self {
             swarm,
+            desk: desk.clone(),
+            _desk_task: AbortOnDropHandle::new(tokio::spawn(desk_task.run())),
             discovery: Discovery::new(&bootstrap, now),
             guard,
             bootstrap,
@@ -157,7 +166,8 @@ impl Driver {
             handshakes: JoinSet::new(),
             half_open: BTreeMap::new(),
             links_made: 0,
-        })
+        };
+        Ok((driver, desk))
     }
 
     /// Runs until it is told to stop, or nobody holds a handle any more.
@@ -255,25 +265,20 @@ impl Driver {
     }
 
     fn on_wanted(&mut self) {
-        let wanted = self.wanted.borrow_and_update().clone();
+        let mut wanted = self.wanted.borrow_and_update().clone();
+        wanted.remove(&self.node);
+        self.shared.want(&wanted);
         let now = Instant::now();
-        for (node, gone) in self.peers.iter().filter(|(node, _)| !wanted.contains_key(node)) {
+        for (_, gone) in self.peers.iter().filter(|(node, _)| !wanted.contains_key(node)) {
             if let Some(attempt) = &gone.attempt {
                 attempt.cancel.cancel();
-            }
-            if !self.links.contains_key(node) {
-                self.shared.peers().remove(node);
             }
         }
         self.peers.retain(|node, _| wanted.contains_key(node));
         for (node, hints) in wanted {
-            if node == self.node {
-                continue;
-            }
             if let Some(peer) = hints.peer_id {
                 self.swarm.behaviour_mut().limits.bypass_peer_id(&peer);
             }
-            self.shared.peers().entry(node).or_default();
             let peer = self.peers.entry(node).or_insert_with(|| Peer::new(PeerHints::default(), now));
             if peer.hints != hints {
                 peer.hints = hints;
@@ -366,7 +371,7 @@ impl Driver {
                     tracing::debug!(%peer, "a lane's stream without a link");
                 }
             }
-            Purpose::Pair => {}
+            Purpose::Pair => self.desk.stream(peer, stream),
         }
     }
 

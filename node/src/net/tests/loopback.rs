@@ -68,8 +68,8 @@ async fn case_x3_bulk_does_not_delay_control_frames() {
         let mut chunks = 0;
         while chunks < CHUNKS {
             match b.events.recv().await.unwrap() {
-                NetEvent::Frame { message: Message::FeedEnd { call }, .. } => {
-                    answers.send(from, Message::FeedEnd { call }, Vec::new()).unwrap();
+                NetEvent::Frame { message: Message::BlobMissing { transfer }, .. } => {
+                    answers.send(from, Message::BlobMissing { transfer }, Vec::new()).unwrap();
                 }
                 event => chunks += u64::from(number_of(&event).is_some()),
             }
@@ -79,14 +79,17 @@ async fn case_x3_bulk_does_not_delay_control_frames() {
     let mut waits = Vec::new();
     while !reader.is_finished() {
         let asked = std::time::Instant::now();
-        a.net.send(to, Message::FeedEnd { call: 1 }, Vec::new()).unwrap();
-        let answer = a.events.recv();
-        match timeout(Duration::from_secs(5), answer).await {
-            Ok(Some(NetEvent::Frame { .. })) => waits.push(asked.elapsed()),
-            Ok(other) => panic!("{other:?}"),
-            // The last question may come when the reader has left.
-            Err(_) if reader.is_finished() => break,
-            Err(_) => panic!("a control frame waited for more than 5 s"),
+        a.net.send(to, Message::BlobMissing { transfer: 1 }, Vec::new()).unwrap();
+        // The last question may come when the reader has left.
+        while !reader.is_finished() {
+            match timeout(Duration::from_millis(50), a.events.recv()).await {
+                Ok(Some(NetEvent::Frame { .. })) => {
+                    waits.push(asked.elapsed());
+                    break;
+                }
+                Ok(other) => panic!("{other:?}"),
+                Err(_) => assert!(asked.elapsed() < Duration::from_secs(5), "a control frame waited for 5 s"),
+            }
         }
     }
     bulk.await.unwrap();

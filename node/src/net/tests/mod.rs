@@ -5,6 +5,8 @@ mod loopback;
 mod memory;
 mod strangers;
 
+pub(super) use memory::in_memory;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,6 +22,7 @@ use tieline_proto::crypto::link_key::LinkKey;
 use tieline_proto::entry::{Body, Role};
 use tieline_proto::id::{Attempt, ChannelId, Hash, MessageId, NodeId};
 use tieline_proto::link::{AttemptId, Lane, Message};
+use tieline_proto::log::{Head, LogBuilder, LogId};
 use tieline_proto::org::Org;
 use tokio::sync::watch;
 use tokio::time::{Duration, timeout};
@@ -30,30 +33,39 @@ use super::*;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// An org with some devices.
-struct World {
-    org: Org,
-    link_key: LinkKey,
-    keys: Vec<Arc<DeviceKeys>>,
+pub(super) struct World {
+    pub org: Org,
+    pub link_key: LinkKey,
+    pub keys: Vec<Arc<DeviceKeys>>,
+    /// The chain's lines.
+    pub chain: Vec<u8>,
+    log: LogBuilder,
     rng: ChaCha20Rng,
 }
 
 /// A running node.
-struct Node {
-    id: NodeId,
-    net: Net,
+pub(super) struct Node {
+    pub id: NodeId,
+    pub net: Net,
     events: NetEvents,
-    view: watch::Sender<Arc<OrgView>>,
+    pub view: watch::Sender<Arc<OrgView>>,
     wall: Arc<AtomicU64>,
 }
 
 impl World {
-    fn new(seed: u64, devices: usize) -> Self {
+    pub fn new(seed: u64, devices: usize) -> Self {
         let mut rng = ChaCha20Rng::seed_from_u64(seed);
         let root = RootKey::generate(&mut rng);
         let keys: Vec<_> = (0..devices).map(|_| Arc::new(DeviceKeys::generate(&mut rng))).collect();
-        let org = Org::found("test", "n0", &root, &keys[0], 0, &mut rng).unwrap().org;
+        let founding = Org::found("test", "n0", &root, &keys[0], 0, &mut rng).unwrap();
         let link_key = LinkKey::generate(1, &mut rng);
-        let mut world = Self { org, link_key, keys: Vec::new(), rng };
+        let mut log = LogBuilder::new(LogId::Org(founding.org.fingerprint()), Head::default());
+        let mut chain = Vec::new();
+        for entry in founding.entries {
+            log.append(entry, &mut chain).unwrap();
+        }
+        log.seal(keys[0].signing(), &mut chain).unwrap();
+        let mut world = Self { org: founding.org, link_key, keys: Vec::new(), chain, log, rng };
         world.keys.push(keys[0].clone());
         for key in keys.into_iter().skip(1) {
             world.enrol(key);
@@ -69,16 +81,18 @@ impl World {
         self.keys.push(key);
     }
 
-    fn append(&mut self, body: Body) {
-        let entry = self.org.entry(body, 0).at(Hash::ZERO);
-        self.org.apply(&entry).unwrap();
+    pub fn append(&mut self, body: Body) {
+        let entry = self.org.entry(body, 0);
+        self.org.apply(&entry.clone().at(Hash::ZERO)).unwrap();
+        self.log.append(entry, &mut self.chain).unwrap();
+        self.log.seal(self.keys[0].signing(), &mut self.chain).unwrap();
     }
 
     fn id(&self, node: usize) -> NodeId {
         self.keys[node].device()
     }
 
-    fn view(&self, provides: bool) -> OrgView {
+    pub fn view(&self, provides: bool) -> OrgView {
         OrgView { org: self.org.clone(), link_keys: vec![self.link_key.clone()], provides }
     }
 
@@ -98,7 +112,7 @@ impl World {
     }
 
     /// Starts a node on loopback TCP.
-    async fn start(&mut self, node: usize) -> Node {
+    pub async fn start(&mut self, node: usize) -> Node {
         let view = self.view(false);
         self.start_with(node, "/ip4/127.0.0.1/tcp/0".parse().unwrap(), view, |_| {}).await
     }
@@ -122,7 +136,7 @@ impl World {
 
 impl Node {
     /// Reads events until one is what is waited for.
-    async fn until(&mut self, wanted: impl Fn(&NetEvent) -> bool) -> NetEvent {
+    pub async fn until(&mut self, wanted: impl Fn(&NetEvent) -> bool) -> NetEvent {
         let found = timeout(PATIENCE, async {
             loop {
                 let event = self.events.recv().await.expect("the network runs");
@@ -137,7 +151,7 @@ impl Node {
         }
     }
 
-    async fn until_up(&mut self, with: NodeId) {
+    pub async fn until_up(&mut self, with: NodeId) {
         self.until(|event| matches!(event, NetEvent::LinkUp { node, .. } if *node == with)).await;
     }
 
@@ -174,7 +188,7 @@ impl Node {
         self.want_at(other.id, other.hints());
     }
 
-    fn want_at(&self, node: NodeId, hints: PeerHints) {
+    pub fn want_at(&self, node: NodeId, hints: PeerHints) {
         self.net.want(BTreeMap::from([(node, hints)]));
     }
 
@@ -185,7 +199,7 @@ impl Node {
     }
 }
 
-fn transport_key(device: &DeviceKeys) -> Keypair {
+pub(super) fn transport_key(device: &DeviceKeys) -> Keypair {
     let secret = blake3::derive_key("tieline test transport key", device.device().as_bytes());
     Keypair::ed25519_from_bytes(secret).unwrap()
 }
@@ -206,12 +220,12 @@ fn turn(run: u64) -> Lane {
 
 /// A frame that says which it is.
 fn numbered(number: u64) -> Message {
-    Message::Feed { call: number }
+    Message::BlobChunk { transfer: 0, offset: number, last: false }
 }
 
 fn number_of(event: &NetEvent) -> Option<(Lane, u64)> {
     match event {
-        NetEvent::Frame { lane, message: Message::Feed { call }, .. } => Some((*lane, *call)),
+        NetEvent::Frame { lane, message: Message::BlobChunk { offset, .. }, .. } => Some((*lane, *offset)),
         _ => None,
     }
 }
