@@ -13,6 +13,8 @@ use super::client::read;
 use super::table::{columns, span};
 use super::{Context, Done, Exit, member};
 use crate::config::Flags;
+use crate::data_dir::DataDir;
+use crate::node::offline;
 
 /// How long a node may take to end its turns' processes and write what is left.
 const STOP_WAIT: Duration = Duration::from_secs(30);
@@ -128,7 +130,11 @@ fn link_row(link: &Link) -> Vec<String> {
 
 /// `tieline org show`.
 pub async fn org(context: &Context, OrgCommand::Show: OrgCommand) -> Done {
-    let answer = context.dial().connect().await?.call(Request::OrgShow {}).await?;
+    let answer: Value = if DataDir::is_held(&context.data()) {
+        context.dial().connect().await?.call(Request::OrgShow {}).await?
+    } else {
+        json!(offline::org_show(&context.load(Flags::default())?.config)?)
+    };
     if context.out.json {
         context.out.value(&answer)?;
     } else {
@@ -154,6 +160,7 @@ pub fn config(context: &Context, ConfigCommand::Show: ConfigCommand) -> Done {
         .map(|setting| {
             let value = match &setting.value {
                 Value::String(text) => text.clone(),
+                Value::Array(items) if items.is_empty() => "none".to_owned(),
                 Value::Array(items) => {
                     items.iter().map(|item| item.as_str().unwrap_or_default()).collect::<Vec<_>>().join(" ")
                 }

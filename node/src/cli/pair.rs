@@ -12,6 +12,10 @@ use tieline_proto::text::one_line;
 use tieline_proto::view::Device;
 use tokio::sync::mpsc;
 
+use crate::config::Flags;
+use crate::data_dir::DataDir;
+use crate::node::offline;
+
 use super::client::{Client, Said, read};
 use super::member::PolicyArg;
 use super::table::{columns, span};
@@ -106,6 +110,14 @@ pub async fn pair(context: &Context, args: Pair) -> Done {
 pub async fn join(context: &Context, args: Join) -> Done {
     let link = if args.link == "-" { read_link()? } else { args.link };
     let resident = if args.resident { Some(residency(&args.harness, &args.cwd, args.ceiling)?) } else { None };
+    if !DataDir::is_held(&context.data()) {
+        let config = context.load(Flags::default())?.config;
+        let show = |step: PairStep| {
+            let _ = report(context, Some(&step));
+        };
+        let last = offline::join(&config, &link, args.name, resident, show).await?;
+        return report(context, Some(&last))?.unwrap_or(Ok(Exit::OK));
+    }
     let mut client = context.dial().connect().await?;
     let (call, _) = client.open(Request::Join { link, name: args.name, resident }).await?;
     loop {
