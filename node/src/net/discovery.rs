@@ -21,13 +21,10 @@ use tokio::time::{Duration, Instant};
 use super::OrgView;
 use super::addr::{Guard, is_public};
 use super::peers::{RETRY_CAP, backoff};
-use super::swarm::{Behaviour, KAD_PROTOCOL, PROVIDER_TTL};
+use super::swarm::{Behaviour, KAD_PROTOCOL, KEYS_KEPT_MAX, PROVIDER_TTL};
 
 /// Addresses kept of one peer: a box has a few interfaces, two transports each.
 pub(super) const ADDRS_PER_PEER_MAX: usize = 16;
-
-/// Topics of strangers whose providers this node keeps as part of the DHT. Some 20 records of a kilobyte each.
-const KEYS_KEPT_MAX: usize = 4096;
 
 /// How often announcements are looked after: the day may have changed.
 const TEND_EVERY: Duration = Duration::from_secs(60);

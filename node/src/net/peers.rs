@@ -86,6 +86,15 @@ impl Peer {
         self.met.or(self.hints.peer_id)
     }
 
+    /// New word of where it is, which may name another peer id than it had when it was met.
+    pub(super) fn hint(&mut self, hints: PeerHints, now: Instant) {
+        if hints.peer_id.is_some() && hints.peer_id != self.hints.peer_id {
+            self.met = None;
+        }
+        self.hints = hints;
+        self.hurry(now, false);
+    }
+
     /// Whether it is time for another try.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.attempt.is_none() && self.retry_at <= now

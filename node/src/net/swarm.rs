@@ -33,8 +33,11 @@ pub const PROVIDER_REPUBLISH: Duration = Duration::from_secs(30 * 60);
 /// How long a DHT query may take: long enough for several dead peers in a row.
 pub const QUERY_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Topics this node provides, over all its channels and the days beside today.
-const PROVIDED_KEYS_MAX: usize = 1024;
+/// Topics of strangers whose providers this node keeps as part of the DHT. Some 5 MiB with a provider or two each.
+pub const KEYS_KEPT_MAX: usize = 4096;
+
+/// Topics that this node provides itself: room that strangers can't take.
+const KEYS_OWN_MAX: usize = 16;
 
 /// How long a transport may take to become a connection.
 const UPGRADE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -137,7 +140,10 @@ pub fn build(keypair: &Keypair, transport: BoxedTransport, smart_dial: bool) -> 
     };
     let config = libp2p::swarm::Config::with_tokio_executor()
         .with_idle_connection_timeout(IDLE_TIMEOUT)
-        .with_max_negotiating_inbound_streams(NEGOTIATING_MAX);
+        .with_max_negotiating_inbound_streams(NEGOTIATING_MAX)
+        // A stream's protocol is named in its first packet, without waiting for an answer: a round trip less for every
+        // lane and every handshake.
+        .with_substream_upgrade_protocol_override(Version::V1Lazy);
     let config = if smart_dial { config.with_smart_dial() } else { config };
     Swarm::new(transport, behaviour, peer, config)
 }
@@ -155,7 +161,8 @@ fn kademlia(peer: PeerId) -> kad::Behaviour<MemoryStore> {
         // Both go through our own bounds: see `discovery`.
         .set_record_filtering(kad::StoreInserts::FilterBoth)
         .set_kbucket_inserts(kad::BucketInserts::Manual);
-    let store = MemoryStoreConfig { max_records: 0, max_provided_keys: PROVIDED_KEYS_MAX, ..Default::default() };
+    let store =
+        MemoryStoreConfig { max_records: 0, max_provided_keys: KEYS_KEPT_MAX + KEYS_OWN_MAX, ..Default::default() };
     let mut kad = kad::Behaviour::with_config(peer, MemoryStore::with_config(peer, store), config);
     kad.set_mode(Some(kad::Mode::Client));
     kad

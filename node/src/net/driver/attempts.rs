@@ -1,5 +1,7 @@
 //! Trying to link with nodes that are wanted: addresses that are known race the DHT, and no way's failure ends another.
 
+use std::collections::BTreeMap;
+
 use libp2p::kad::{PeerInfo, QueryId};
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::swarm::{ConnectionId, DialError};
@@ -60,12 +62,19 @@ impl Driver {
         let Some(peer) = self.peers.get(&node) else { return };
         let known = peer.peer();
         // An address may name a peer of its own; one without goes to the peer that is known.
-        let addrs: Vec<_> = peer.hints.addrs.iter().take(ADDRS_MAX).map(discovery::split_peer).collect();
-        for (addr, named) in addrs {
+        let mut of_peers: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        let mut nameless = Vec::new();
+        for (addr, named) in peer.hints.addrs.iter().take(ADDRS_MAX).map(discovery::split_peer) {
             match named.or(known) {
-                Some(peer) => self.dial(node, peer, vec![addr]),
-                None => self.note(node, format!("{addr} names no peer")),
+                Some(peer) => of_peers.entry(peer).or_default().push(addr),
+                None => nameless.push(addr),
             }
+        }
+        for (peer, addrs) in of_peers {
+            self.dial(node, peer, addrs);
+        }
+        for addr in nameless {
+            self.note(node, format!("{addr} names no peer"));
         }
     }
 

@@ -111,7 +111,7 @@ impl Driver {
             Some(Ok((verified, stream))) => {
                 let Verified { node, name, session } = verified;
                 let found = self.connections.get(&peer).and_then(|of_peer| of_peer.get(&connection)).cloned();
-                let Some(super::Connection { remote, dialled }) = found else {
+                let Some(super::Connection { remote, dialled, .. }) = found else {
                     tracing::debug!(node = %node.short(), "the connection closed after the handshake");
                     return;
                 };

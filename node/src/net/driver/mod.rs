@@ -27,7 +27,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::addr::{Guard, ip_of, is_public};
 use super::discovery::{self, Discovery};
 use super::events::{EventSender, NetEvent};
-use super::handshake::Identity;
+use super::handshake::{HANDSHAKE_TIMEOUT, Identity};
 use super::link::{CloseReason, Established, Link, stopping};
 use super::pair::{Desk, DeskHandle};
 use super::peers::Peer;
@@ -42,6 +42,9 @@ const CLOCK_JUMP_MS: u64 = 30_000;
 
 /// How often the clocks are looked at.
 const CLOCK_EVERY: Duration = Duration::from_secs(2);
+
+/// Inbound connections of strangers above which the oldest makes way; below what the swarm's own limit refuses.
+const STRANGERS_MAX: usize = 128;
 
 /// How long closing links may take when the node stops.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -76,6 +79,7 @@ pub(super) struct Parts {
 struct Connection {
     remote: Multiaddr,
     dialled: bool,
+    since: Instant,
 }
 
 /// The loop's state.
@@ -281,8 +285,7 @@ impl Driver {
             }
             let peer = self.peers.entry(node).or_insert_with(|| Peer::new(PeerHints::default(), now));
             if peer.hints != hints {
-                peer.hints = hints;
-                peer.hurry(now, false);
+                peer.hint(hints, now);
             }
         }
     }
@@ -305,7 +308,8 @@ impl Driver {
                     ConnectedPoint::Listener { send_back_addr, .. } => (send_back_addr, false),
                 };
                 let of_peer = self.connections.entry(peer_id).or_default();
-                of_peer.insert(connection_id, Connection { remote, dialled });
+                of_peer.insert(connection_id, Connection { remote, dialled, since: now });
+                self.make_room(now);
                 self.discovery.on_connected(connection_id, peer_id);
                 self.on_connected(peer_id, connection_id, now);
             }
@@ -342,6 +346,26 @@ impl Driver {
             SwarmEvent::ListenerError { error, .. } => tracing::debug!(%error, "a listener's error"),
             SwarmEvent::IncomingConnectionError { error, .. } => tracing::debug!(%error, "a connection to us failed"),
             _ => {}
+        }
+    }
+
+    /// Closes the oldest stranger's connection when there are many, so that a newcomer of the org, whose peer id is not
+    /// known yet, finds room. Those that may still be shaking hands are left alone.
+    fn make_room(&mut self, now: Instant) {
+        let strangers = self.connections.iter().filter(|(peer, _)| !self.swarm.behaviour().limits.is_bypassed(peer));
+        let inbound = strangers.flat_map(|(_, of_peer)| of_peer).filter(|(_, connection)| !connection.dialled);
+        let (mut count, mut oldest) = (0, None);
+        for (id, connection) in inbound {
+            count += 1;
+            if oldest.is_none_or(|(since, _)| connection.since < since) {
+                oldest = Some((connection.since, *id));
+            }
+        }
+        if count > STRANGERS_MAX
+            && let Some((since, id)) = oldest
+            && now - since > HANDSHAKE_TIMEOUT
+        {
+            self.swarm.close_connection(id);
         }
     }
 

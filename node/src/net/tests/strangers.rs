@@ -167,6 +167,27 @@ async fn threat_w1_garbage_ends_its_own_stream_only() {
     assert_eq!(a.net.links()[0].state, LinkState::Up);
 }
 
+/// Many strangers that begin handshakes and leave it at that do not keep a wanted node out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn threat_w5_a_flood_of_half_open_handshakes_does_not_keep_a_node_out() {
+    let mut world = World::new(27, 2);
+    let mut home = world.start(0).await;
+    let mut rogues = Vec::new();
+    for _ in 0..80 {
+        let mut rogue = Rogue::connect(Keypair::generate_ed25519(), &home).await;
+        let mut stream = rogue.open(Purpose::Link).await;
+        // Beyond the bound the far side hangs up at once.
+        let _ = rogue.during(async { stream.write_all(&[0, 56, 1, 2, 3]).await }).await;
+        rogues.push((rogue, stream));
+    }
+    let mut resident = world.start(1).await;
+    home.want_at(resident.id, PeerHints { peer_id: Some(resident.net.peer_id()), addrs: Vec::new() });
+    resident.want(&home);
+    let begun = std::time::Instant::now();
+    both_up(&mut home, &mut resident).await;
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+}
+
 /// A device of the org that has lost its mind: its own link ends, and nobody else's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn garbage_after_the_handshake_ends_that_link_only() {
