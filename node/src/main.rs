@@ -7,5 +7,5 @@ fn main() -> ExitCode {
     if let Some(code) = tieline::harness::keeper::run_if_asked() {
         return code;
     }
-    ExitCode::SUCCESS
+    tieline::cli::main(tieline::node::up)
 }

@@ -4,11 +4,27 @@
 //! |---|---|
 //! | [`id`], [`time`] | identifiers and clocks as data |
 //! | [`entry`], [`event`] | what logs and run journals hold |
+//! | [`log`] | the hash chain: building, sealing, verifying |
 //! | [`link`], [`api`] | what nodes and clients say |
+//! | [`link`], [`api`], [`view`] | what nodes and clients say |
+//! | [`route`], [`payload`] | who gets a message, and what an agent reads |
+//! | [`text`] | how others' text is shown |
 
 pub mod api;
+pub mod channel;
+pub mod crypto;
 pub mod entry;
 pub mod event;
 pub mod id;
 pub mod link;
+pub mod log;
+pub mod org;
+pub mod pairing;
+pub mod payload;
+pub mod route;
+pub mod text;
 pub mod time;
+pub mod topic;
+pub mod turn;
+pub mod view;
+pub mod wire;
