@@ -1,5 +1,14 @@
 //! The tokio shell of Tieline: disk, swarm, harness processes, doors. `tieline-proto` decides, this crate acts.
 
+pub mod cli;
+pub mod config;
+pub mod consent;
+pub mod data_dir;
 pub mod handle;
 pub mod harness;
+pub mod http;
+pub mod keys;
+pub mod logging;
 pub mod net;
+pub mod node;
+pub mod store;

@@ -376,3 +376,6 @@ impl Org {
         self.devices.len() as u64 + 1
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,7 @@ use ed25519_dalek::SigningKey;
 
 use super::line;
 use super::seal::{Seal, Sealed};
-use super::{BATCH_ENTRIES_MAX, Head, LAMPORT_JUMP_MAX, LINE_LEN_MAX, LogId, batch_hash};
+use super::{BATCH_ENTRIES_MAX, BATCH_LEN_MAX, Head, LAMPORT_JUMP_MAX, LINE_LEN_MAX, LogId, batch_hash};
 use crate::entry::NewEntry;
 use crate::id::{COUNTER_MAX, Epoch, Hash, Lamport, Seq};
 
@@ -40,8 +40,8 @@ pub enum BuildError {
     /// The epoch rises within a batch.
     #[error("a batch holds entries of one epoch")]
     EpochChanges,
-    /// The batch has [`BATCH_ENTRIES_MAX`] entries.
-    #[error("a batch holds at most {BATCH_ENTRIES_MAX} entries")]
+    /// The batch has [`BATCH_ENTRIES_MAX`] entries or would have more than [`BATCH_LEN_MAX`] bytes.
+    #[error("a batch holds at most {BATCH_ENTRIES_MAX} entries and {BATCH_LEN_MAX} bytes")]
     BatchFull,
     /// The line would be too long for others to accept.
     #[error("entry {seq} makes a line of {len} bytes, over the {LINE_LEN_MAX}-byte limit")]
@@ -68,13 +68,23 @@ pub struct LogBuilder {
     /// The state with the open batch.
     open: Head,
     batch: Vec<Hash>,
+    /// Bytes of the open batch's lines.
+    len: usize,
+}
+
+/// A place in an open batch to go back to.
+#[derive(Clone, Copy, Debug)]
+pub struct Savepoint {
+    open: Head,
+    entries: usize,
+    len: usize,
 }
 
 impl LogBuilder {
     /// Continues a log from where it stands; `Head::default()` begins one.
     #[must_use]
     pub const fn new(log: LogId, head: Head) -> Self {
-        Self { log, head, open: head, batch: Vec::new() }
+        Self { log, head, open: head, batch: Vec::new(), len: 0 }
     }
 
     /// Appends an entry's line and LF to `out`.
@@ -111,7 +121,12 @@ impl LogBuilder {
             out.truncate(start);
             return Err(BuildError::LineTooLong { seq: entry.seq, len });
         }
+        if self.len + len > BATCH_LEN_MAX {
+            out.truncate(start);
+            return Err(BuildError::BatchFull);
+        }
         out.push(b'\n');
+        self.len += len;
         self.batch.push(hash);
         self.open = Head { seq: entry.seq, hash, tip: hash, lamport: entry.lamport, epoch: entry.epoch };
         Ok(())
@@ -138,7 +153,21 @@ impl LogBuilder {
         self.open.tip = Hash::of(out.get(start..).unwrap_or_default());
         out.push(b'\n');
         self.head = self.open;
+        self.len = 0;
         Ok(std::mem::take(&mut self.batch))
+    }
+
+    /// The place in the open batch.
+    #[must_use]
+    pub const fn savepoint(&self) -> Savepoint {
+        Savepoint { open: self.open, entries: self.batch.len(), len: self.len }
+    }
+
+    /// Forgets what was appended since a savepoint of the same batch. The caller cuts `out` itself.
+    pub fn rollback(&mut self, to: Savepoint) {
+        self.open = to.open;
+        self.batch.truncate(to.entries);
+        self.len = to.len;
     }
 
     /// Which log it builds.

@@ -99,6 +99,16 @@ impl Homes {
         if home == by { Ok(()) } else { Err(NotHome::Other { epoch, by, home }) }
     }
 
+    /// Whether `by` is the home in an epoch, whatever the entries.
+    #[must_use]
+    pub fn is_home(&self, epoch: Epoch, by: DeviceId) -> bool {
+        match self {
+            Self::One(home) => *home == by,
+            Self::First(seen) => seen.get(&epoch).is_none_or(|home| *home == by),
+            Self::Terms(terms) => terms.get(&epoch).is_some_and(|term| term.home == by),
+        }
+    }
+
     /// Notes who sealed, for [`Homes::First`].
     pub(super) fn sealed(&mut self, epoch: Epoch, by: DeviceId) {
         if let Self::First(seen) = self {

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::{LINE_DEPTH_MAX, LINE_LEN_MAX, Seal};
 use crate::entry::Entry;
-use crate::id::Hash;
+use crate::id::{Hash, Seq};
 
 /// What a line holds.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,6 +59,24 @@ impl Line {
             Ok(Self::Seal(seal))
         } else {
             Ok(Self::Entry(serde_json::from_slice(line)?))
+        }
+    }
+
+    /// The seq of a line that holds an entry, given without its LF; `None` for seals and what is no line at all.
+    ///
+    /// Lines of ours are not parsed for it.
+    #[must_use]
+    pub fn entry_seq(line: &[u8]) -> Option<Seq> {
+        match line.strip_prefix(ENTRY_START) {
+            Some(rest) => {
+                let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+                std::str::from_utf8(rest.get(..digits)?).ok()?.parse().ok().map(Seq)
+            }
+            None if line.starts_with(SEAL_START) => None,
+            None => match Self::parse(line) {
+                Ok(Self::Entry(entry)) => Some(entry.seq),
+                _ => None,
+            },
         }
     }
 
@@ -133,6 +151,14 @@ mod tests {
     fn padding_is_no_line() {
         let lines: Vec<_> = split(b"\n\na\n\nb\n\n\n").collect();
         assert_eq!(lines, [b"a", b"b"]);
+    }
+
+    #[test]
+    fn the_seq_of_a_line_is_read_without_parsing_it() {
+        assert_eq!(Line::entry_seq(br#"{"seq":42,"epoch":0,"#), Some(Seq(42)));
+        assert_eq!(Line::entry_seq(br#"{"seq":,"#), None);
+        assert_eq!(Line::entry_seq(br#"{"prev":"","seal":{}}"#), None);
+        assert_eq!(Line::entry_seq(b"\0\0"), None);
     }
 
     #[test]

@@ -13,8 +13,9 @@
 //! The rules, in one place:
 //! * A line's hash is BLAKE3 of its exact bytes without LF. Blank lines don't exist for the chain: they are padding.
 //! * Every line carries the hash of the line before it, seals included, across segments.
-//! * A batch is 1 to [`BATCH_ENTRIES_MAX`] entries of one epoch, then one seal over their range, the hash of the last
-//!   line and the hash of the concatenated list of line hashes. What has no seal was never saved.
+//! * A batch is 1 to [`BATCH_ENTRIES_MAX`] entries of one epoch and at most [`BATCH_LEN_MAX`] bytes, then one seal over
+//!   their range, the hash of the last line and the hash of the concatenated list of line hashes. What has no seal was
+//!   never saved.
 //! * `seq` counts entries densely from 1; `lamport` rises with each; neither goes past [`COUNTER_MAX`].
 //!
 //! [`COUNTER_MAX`]: crate::id::COUNTER_MAX
@@ -49,6 +50,9 @@ pub const LINE_DEPTH_MAX: usize = 32;
 
 /// Most entries under one seal: bounds a receipt (32 bytes an entry) and what a verifier holds.
 pub const BATCH_ENTRIES_MAX: usize = 512;
+
+/// Most bytes of entry lines under one seal: what a reader holds until it knows that they count.
+pub const BATCH_LEN_MAX: usize = 16 * 1024 * 1024;
 
 /// Furthest a lamport clock may jump from one entry to the next: 2³² is a century of busy channels, while a hostile
 /// peer needs two million jumps to use up [`COUNTER_MAX`](crate::id::COUNTER_MAX).

@@ -6,7 +6,7 @@
 use super::builder::lamport_follows;
 use super::line::{ENTRY_START, Line, LineError, SEAL_START};
 use super::seal::Seal;
-use super::{BATCH_ENTRIES_MAX, Head, Homes, LogId, batch_hash, channel_id, org_id};
+use super::{BATCH_ENTRIES_MAX, BATCH_LEN_MAX, Head, Homes, LogId, batch_hash, channel_id, org_id};
 use crate::crypto::sign::SignError;
 use crate::entry::{Body, Entry};
 use crate::id::{COUNTER_MAX, Epoch, Hash, Lamport, Seq};
@@ -57,8 +57,8 @@ pub enum Fault {
         /// The one before.
         last: Epoch,
     },
-    /// More entries than a batch may have.
-    #[error("a batch holds at most {BATCH_ENTRIES_MAX} entries")]
+    /// More entries or bytes than a batch may have.
+    #[error("a batch holds at most {BATCH_ENTRIES_MAX} entries and {BATCH_LEN_MAX} bytes")]
     BatchTooLong,
     /// The log is another one than it is said to be.
     #[error("the log does not begin as {0} does")]
@@ -78,6 +78,9 @@ pub enum Fault {
     /// The log ends without a seal.
     #[error("the log ends without a seal behind it")]
     Unsealed,
+    /// The log ends before an entry that is known to have been sealed.
+    #[error("it is known to have been sealed, but the log ends before it")]
+    Missing,
     /// An author's signature is wrong.
     #[error("its author is not proved: {0}")]
     Author(String),
@@ -105,6 +108,8 @@ pub struct Verifier {
     open: Head,
     /// Where the last sealed batch began; names a seal that turns out to be changed.
     last_from: Seq,
+    /// Bytes of the open batch's lines.
+    len: usize,
     /// Hashes of the open batch's lines.
     hashes: Vec<Hash>,
     /// What the line behind each of them says that its hash is.
@@ -130,6 +135,7 @@ impl Verifier {
             head,
             open: head,
             last_from: head.seq,
+            len: 0,
             hashes: Vec::new(),
             claims: Vec::new(),
             tip_claim: head.tip,
@@ -157,6 +163,12 @@ impl Verifier {
     #[must_use]
     pub const fn head(&self) -> Head {
         self.head
+    }
+
+    /// Who may seal, as far as it knows by now.
+    #[must_use]
+    pub const fn homes(&self) -> &Homes {
+        &self.homes
     }
 
     /// Entries that stand behind the last good seal.
@@ -194,9 +206,11 @@ impl Verifier {
         if !epoch_fits {
             return bad(Fault::Epoch { got: entry.epoch, last: self.open.epoch });
         }
-        if self.hashes.len() >= BATCH_ENTRIES_MAX {
+        let len = if self.hashes.is_empty() { line.len() } else { self.len + line.len() };
+        if self.hashes.len() >= BATCH_ENTRIES_MAX || len > BATCH_LEN_MAX {
             return bad(Fault::BatchTooLong);
         }
+        self.len = len;
         if seq == Seq(1) && !begins(self.log, entry, line) {
             return bad(Fault::OtherLog(self.log));
         }
