@@ -162,7 +162,9 @@ impl Journals {
         let good = match self.open.get(&id) {
             Some(journal) if journal.stopped.is_some() => journal.synced,
             _ => {
-                return Ok(recover::<IgnoredAny>(self.disk.as_ref(), &self.layout, id, &mut |_| {}).map_err(write)?.len);
+                return Ok(recover::<IgnoredAny>(self.disk.as_ref(), &self.layout, id, &mut |_| {})
+                    .map_err(write)?
+                    .len);
             }
         };
         if self.disk.exists(&path) {

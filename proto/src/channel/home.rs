@@ -496,10 +496,8 @@ impl Home {
             return Ok(earlier);
         }
         // What was begun can still be ended in a channel that is over; nothing else happens in it.
-        let ends = matches!(
-            op,
-            Op::MemberInterrupt(_) | Op::MemberKill(_) | Op::Answer(..) | Op::Hold { release: false, .. }
-        );
+        let ends =
+            matches!(op, Op::MemberInterrupt(_) | Op::MemberKill(_) | Op::Answer(..) | Op::Hold { release: false, .. });
         if self.state.archived && !ends {
             return Err(ApiError::new(Code::ReadOnly, "the channel is archived"));
         }
@@ -1032,9 +1030,8 @@ impl Home {
         // A process that was to end while its box was away is told so now.
         let ended = members.clone().filter(|(_, member)| member.killed || member.removed);
         let channel = self.state.id;
-        step.effects.extend(
-            ended.map(|(id, _)| Effect::Send(node, Message::Kill { channel, member: *id }, Vec::new())),
-        );
+        step.effects
+            .extend(ended.map(|(id, _)| Effect::Send(node, Message::Kill { channel, member: *id }, Vec::new())));
         for id in members.map(|(id, _)| *id).collect::<Vec<_>>() {
             self.pump(step, context, id);
         }
@@ -1177,9 +1174,11 @@ impl Home {
             return;
         }
         let member = turn.member;
-        let open = self.state.cards.values().filter(|card| {
-            matches!(card, Card::Ask { run, answered: None, .. } if *run == id.run)
-        });
+        let open = self
+            .state
+            .cards
+            .values()
+            .filter(|card| matches!(card, Card::Ask { run, answered: None, .. } if *run == id.run));
         if open.count() >= ASKS_OPEN_MAX {
             return self.fault(step, context, id, "the turn asks more at once than people can answer");
         }
@@ -1413,7 +1412,9 @@ impl Home {
                 state.members.get(id).is_none_or(|member| {
                     let reachable = member.spec.node.is_some_and(|node| self.up.contains_key(&node));
                     let works = match member.turn.and_then(|run| state.turns.get(&run)) {
-                        Some(turn) => !matches!(turn.phase, TurnPhase::Held(_)) && (!turn.released || member.may_start()),
+                        Some(turn) => {
+                            !matches!(turn.phase, TurnPhase::Held(_)) && (!turn.released || member.may_start())
+                        }
                         None => member.may_start() && !state.archived,
                     };
                     !reachable || !works

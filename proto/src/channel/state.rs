@@ -478,13 +478,7 @@ impl State {
         Ok(())
     }
 
-    fn release_delivery(
-        &mut self,
-        seq: Seq,
-        message: MessageId,
-        id: MemberId,
-        deliver: bool,
-    ) -> Result<(), FoldError> {
+    fn release_delivery(&mut self, seq: Seq, message: MessageId, id: MemberId, deliver: bool) -> Result<(), FoldError> {
         let card = self.cards.iter().find_map(|(number, card)| match card {
             Card::HeldDelivery { message: of, member, .. } if *of == message && *member == id => Some(*number),
             _ => None,
@@ -497,9 +491,9 @@ impl State {
             return Ok(());
         }
         // It joins its round while that is open, and is an ordinary delivery after it.
-        let round = queued.round.and_then(|Round { root, number }| {
-            self.rounds.get_mut(&root).filter(|round| round.number == number)
-        });
+        let round = queued
+            .round
+            .and_then(|Round { root, number }| self.rounds.get_mut(&root).filter(|round| round.number == number));
         match round {
             Some(round) => {
                 round.order.push(id);

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use ed25519_dalek::SigningKey;
 use tieline_proto::crypto::sign::device_id;
 use tieline_proto::entry::{Auth, Body, ChannelDraft, Entry, NewEntry, Post, Routed};
-use tieline_proto::id::{Attempt, 
-    ChannelId, ChannelName, ClientId, DeviceId, Epoch, Hash, Lamport, MemberId, MessageId, OrgId, Seq,
+use tieline_proto::id::{
+    Attempt, ChannelId, ChannelName, ClientId, DeviceId, Epoch, Hash, Lamport, MemberId, MessageId, OrgId, Seq,
 };
 use tieline_proto::log::{Homes, LogId, channel_id};
 
