@@ -137,8 +137,8 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::store::disk::{Disk, Open};
-    use crate::store::fault::FaultDisk;
+    use crate::disk::{Disk, Open};
+    use crate::fault::FaultDisk;
 
     fn lines(bytes: &[u8]) -> Vec<(u64, Vec<u8>, bool)> {
         let disk = FaultDisk::new(Path::new("/"));

@@ -18,9 +18,9 @@ use tokio::sync::oneshot;
 use tokio::time::{Duration, Instant, sleep, sleep_until};
 
 use super::READ_CHUNK;
-use crate::net::addr::Guard;
-use crate::net::stream::{OpenError, Purpose};
-use crate::net::swarm::{self, Behaviour, BoxedTransport};
+use crate::addr::Guard;
+use crate::stream::{OpenError, Purpose};
+use crate::swarm::{self, Behaviour, BoxedTransport};
 
 /// Delay before another try to reach the host.
 const RETRY: Duration = Duration::from_millis(500);

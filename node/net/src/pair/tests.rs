@@ -9,9 +9,9 @@ use tieline_proto::entry::Role;
 use tieline_proto::pairing::{PairLink, Reason, Terms, Welcome};
 
 use super::*;
-use crate::net::addr::Guard;
-use crate::net::tests::{Node, World, in_memory, transport_key};
-use crate::net::{NetEvent, PeerHints};
+use crate::addr::Guard;
+use crate::tests::{Node, World, in_memory, transport_key};
+use crate::{NetEvent, PeerHints};
 
 fn terms(world: &World) -> Terms {
     Terms {

@@ -9,8 +9,8 @@ use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::{COMMITS_WAITING_MAX, Command, Core, LAZY_SYNC_MS};
-use crate::store::commit::{JournalId, Reason, Report};
-use crate::store::sync::{SyncJob, sync_all};
+use crate::commit::{JournalId, Reason, Report};
+use crate::sync::{SyncJob, sync_all};
 
 /// The queue is full: wait for reports, then try again with what is given back.
 #[derive(Debug, thiserror::Error)]

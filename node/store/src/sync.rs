@@ -102,8 +102,8 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     use super::*;
-    use crate::store::disk::{Disk, Open};
-    use crate::store::fault::{Call, FaultDisk};
+    use crate::disk::{Disk, Open};
+    use crate::fault::{Call, FaultDisk};
 
     #[test]
     fn threat_a8_a_failed_sync_is_never_retried_as_success() {

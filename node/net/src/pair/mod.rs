@@ -18,7 +18,6 @@ pub use join::{Digits, JoinConfig, JoinError, join, join_over};
 
 /// How an offer goes, at the host.
 #[derive(Debug)]
-#[non_exhaustive]
 pub enum PairEvent {
     /// A device claims the offer: ask the operator for the digits it shows, then [`Net::pair_confirm`](super::Net).
     Claimed {

@@ -10,13 +10,13 @@ use tieline_proto::id::{Hash, Seq};
 use tieline_proto::log::builder::Savepoint;
 use tieline_proto::log::{Bad, Head, Line, LogBuilder, LogId, Verifier, line};
 
-use crate::store::commit::Reason;
-use crate::store::disk::{Disk, Open, ensure_dir, sync_dir};
-use crate::store::index::{Item, items, new_items};
-use crate::store::layout::Layout;
-use crate::store::open::{Keep, OpenedLog, TEMP};
-use crate::store::segment::Segment;
-use crate::store::sync::SyncFile;
+use crate::commit::Reason;
+use crate::disk::{Disk, Open, ensure_dir, sync_dir};
+use crate::index::{Item, items, new_items};
+use crate::layout::Layout;
+use crate::open::{Keep, OpenedLog, TEMP};
+use crate::segment::Segment;
+use crate::sync::SyncFile;
 
 /// A log that is written.
 #[derive(Debug)]

@@ -10,10 +10,10 @@ use tieline_proto::wire::codec;
 use tokio::time::{Duration, Instant, timeout};
 
 use super::Driver;
-use crate::net::OrgView;
-use crate::net::handshake::{HandshakeError, Verified};
-use crate::net::link::{self, CloseReason, Established, Link};
-use crate::net::stream::Purpose;
+use crate::OrgView;
+use crate::handshake::{HandshakeError, Verified};
+use crate::link::{self, CloseReason, Established, Link};
+use crate::stream::Purpose;
 
 /// Handshakes that others began and that are under way (`security.md` W5). Peers this node wants have room beside.
 const HALF_OPEN_MAX: usize = 64;

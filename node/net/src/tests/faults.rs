@@ -3,7 +3,7 @@
 use tokio::time::{Instant, sleep};
 
 use super::*;
-use crate::net::health::{DOWN_AFTER_MS, HURRIED_MS, PROBE_EVERY_MS, SUSPECT_AFTER_MS};
+use crate::health::{DOWN_AFTER_MS, HURRIED_MS, PROBE_EVERY_MS, SUSPECT_AFTER_MS};
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)

@@ -6,7 +6,7 @@ use tieline_proto::id::Epoch;
 use tieline_proto::log::{BATCH_ENTRIES_MAX, LogId};
 
 use super::{Command, DRAIN_COMMITS_MAX, DRAIN_LEN_MAX};
-use crate::store::commit::{BlobSource, Commit};
+use crate::commit::{BlobSource, Commit};
 
 /// One step of the writer.
 #[derive(Debug)]

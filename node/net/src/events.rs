@@ -19,7 +19,6 @@ const EVENT_BYTES_MAX: usize = 8 << 20;
 
 /// What the network tells.
 #[derive(Debug)]
-#[non_exhaustive]
 #[expect(clippy::large_enum_variant, reason = "most events are frames, the largest; each moves once, through a queue")]
 pub enum NetEvent {
     /// The addresses this node listens on now, all of them.

@@ -7,8 +7,8 @@ use tieline_proto::entry::NewEntry;
 use tieline_proto::log::{Line, verify_receipt};
 
 use super::*;
-use crate::store::commit::{BlobPut, BlobSource, Reason};
-use crate::store::segment::{PAD_LEN_MIN, SEGMENT_LEN_MAX};
+use crate::commit::{BlobPut, BlobSource, Reason};
+use crate::segment::{PAD_LEN_MIN, SEGMENT_LEN_MAX};
 
 #[test]
 fn a_log_is_made_written_and_opened_again() {
@@ -115,8 +115,8 @@ fn segments_roll_over_and_the_chain_crosses_them() {
     let items = disk.list(&layout().log(log("lobby"))).unwrap();
     assert_eq!(items.len(), 2, "{items:?}");
     for item in &items {
-        let file = disk.open(&layout().log(log("lobby")).join(&item.name), crate::store::disk::Open::Read).unwrap();
-        assert!(file.len().unwrap() <= SEGMENT_LEN_MAX + crate::store::segment::PAD_LEN_MAX);
+        let file = disk.open(&layout().log(log("lobby")).join(&item.name), crate::disk::Open::Read).unwrap();
+        assert!(file.len().unwrap() <= SEGMENT_LEN_MAX + crate::segment::PAD_LEN_MAX);
     }
     let (opened, entries) = open(&disk, "lobby");
     assert_eq!((opened.head.seq.0, entries.len() as u64, opened.repair), (seq, seq, None));
@@ -169,7 +169,7 @@ fn a_cursor_at_the_end_goes_on_when_more_was_sealed() {
 
 #[test]
 fn messages_and_client_ids_are_found_and_checked_against_the_log() {
-    use crate::store::index::ClientKey;
+    use crate::index::ClientKey;
     let disk = disk();
     let mut core = core(&disk);
     commits(&mut core, [commit("lobby", 1, 1..=9)]);
@@ -193,14 +193,14 @@ fn blobs_are_durable_before_the_entry_that_names_them() {
     // The blob's sync fails: no entry may have been written.
     let path = layout().segment(log("lobby"), Seq(1));
     let before = bytes(&disk, &path);
-    disk.fail(crate::store::fault::Call::Sync, "blobs", std::io::ErrorKind::Other, 0, 1);
+    disk.fail(crate::fault::Call::Sync, "blobs", std::io::ErrorKind::Other, 0, 1);
     let with_blob = Commit { blobs: vec![blob.clone()], ..commit("lobby", 2, [2]) };
     let reports = commits(&mut core, [with_blob.clone()]);
     assert!(matches!(&reports[..], [Report::Failed { token: 2, reason: Reason::Sync(_), .. }]), "{reports:?}");
     assert_eq!(bytes(&disk, &path), before);
 
     let reports =
-        all(&mut core, [Command::Reopen(crate::store::commit::Target::Log(log("lobby"))), Command::Commit(with_blob)]);
+        all(&mut core, [Command::Reopen(crate::commit::Target::Log(log("lobby"))), Command::Commit(with_blob)]);
     assert_eq!(durable(&reports), [2]);
     assert_eq!(disk.durable(&layout().blob(channel("lobby"), hash)).as_deref(), Some(&b"payload"[..]));
     assert_eq!(core.reader().blob(channel("lobby"), hash).unwrap().as_deref(), Some(&b"payload"[..]));
@@ -212,7 +212,7 @@ fn blobs_are_durable_before_the_entry_that_names_them() {
 
 #[test]
 fn a_blob_that_was_received_in_pieces_becomes_durable_with_its_entry() {
-    use crate::store::blob::{Staging, sweep};
+    use crate::blob::{Staging, sweep};
     let disk = disk();
     let mut core = core(&disk);
     commits(&mut core, [commit("lobby", 1, [1])]);
@@ -241,7 +241,7 @@ fn case_d9_an_entry_is_never_placed_twice() {
     let reports = commits(&mut core, [commit("lobby", 2, [2]), commit("lobby", 3, [3])]);
     assert!(matches!(&reports[0], Report::Failed { token: 2, reason: Reason::Refused(_), .. }), "{reports:?}");
     assert!(matches!(&reports[1], Report::Failed { token: 3, reason: Reason::Stopped(_), .. }), "{reports:?}");
-    let reports = all(&mut core, [Command::Reopen(crate::store::commit::Target::Log(log("lobby")))]);
+    let reports = all(&mut core, [Command::Reopen(crate::commit::Target::Log(log("lobby")))]);
     assert!(matches!(&reports[..], [Report::LogReopened { head, .. }] if head.seq == Seq(2)));
     assert_eq!(durable(&commits(&mut core, [commit("lobby", 4, [3])])), [4]);
     assert_eq!(open(&disk, "lobby").1.len(), 3);
@@ -277,7 +277,7 @@ fn a_copy_takes_sealed_lines_and_refuses_others() {
     all(&mut copy, [Command::Add(Box::new(OpenedLog { keep: Keep::Copy, ..empty }))]);
     let lines =
         |token, bytes: &[u8]| Commit { token, lines: vec![(log("lobby"), bytes.to_vec())], ..Commit::default() };
-    let again = || Command::Reopen(crate::store::commit::Target::Log(log("lobby")));
+    let again = || Command::Reopen(crate::commit::Target::Log(log("lobby")));
     for (token, bad) in [(1, first.as_slice()), (2, second.as_slice()), (3, b"{}\n"), (4, b"x")] {
         let reports = commits(&mut copy, [lines(token, bad)]);
         assert!(matches!(&reports[..], [Report::Failed { reason: Reason::Refused(_), .. }]), "{token}: {reports:?}");

@@ -10,8 +10,8 @@ use tieline_proto::id::NodeId;
 use tokio::time::Instant;
 
 use super::Driver;
-use crate::net::discovery::{self, Found};
-use crate::net::peers::{ADDRS_MAX, Attempt, DHT_AFTER, DIALS_MAX};
+use crate::discovery::{self, Found};
+use crate::peers::{ADDRS_MAX, Attempt, DHT_AFTER, DIALS_MAX};
 
 impl Driver {
     /// Begins the tries that are due, asks the DHT for those that wait long enough, ends those that are over.

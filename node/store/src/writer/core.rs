@@ -9,15 +9,15 @@ use tieline_proto::log::LogId;
 use super::drain::{Step, next_step};
 use super::logs::{Batch, Log, Undo};
 use super::{COMMITS_WAITING_MAX, Command};
-use crate::store::blob;
-use crate::store::commit::{Commit, JournalId, Reason, Report, SealedBatch, Target};
-use crate::store::disk::Disk;
-use crate::store::index::Index;
-use crate::store::journal::Journals;
-use crate::store::layout::Layout;
-use crate::store::open::{Checkpoint, OpenedLog};
-use crate::store::read::{LogView, Reader, Views};
-use crate::store::sync::{SyncFile, SyncJob, sync_all};
+use crate::blob;
+use crate::commit::{Commit, JournalId, Reason, Report, SealedBatch, Target};
+use crate::disk::Disk;
+use crate::index::Index;
+use crate::journal::Journals;
+use crate::layout::Layout;
+use crate::open::{Checkpoint, OpenedLog};
+use crate::read::{LogView, Reader, Views};
+use crate::sync::{SyncFile, SyncJob, sync_all};
 
 /// The writer without its thread.
 #[derive(Debug)]
@@ -359,7 +359,7 @@ impl Core {
         stopped
     }
 
-    fn add_to_index(&self, log: LogId, found: &(Vec<crate::store::index::Item>, Checkpoint)) {
+    fn add_to_index(&self, log: LogId, found: &(Vec<crate::index::Item>, Checkpoint)) {
         self.index.add(log, &found.0, &found.1);
     }
 
@@ -426,7 +426,7 @@ impl Core {
 /// A batch that counts.
 struct Done {
     batch: Arc<SealedBatch>,
-    found: (Vec<crate::store::index::Item>, Checkpoint),
+    found: (Vec<crate::index::Item>, Checkpoint),
 }
 
 /// What is synced before entries are written.

@@ -7,9 +7,9 @@ use libp2p::{Stream, Swarm};
 use tokio::sync::oneshot;
 
 use super::*;
-use crate::net::handshake::Identity;
-use crate::net::stream::Purpose;
-use crate::net::swarm::{self, Behaviour};
+use crate::handshake::Identity;
+use crate::stream::Purpose;
+use crate::swarm::{self, Behaviour};
 
 /// Nothing that a refused peer does makes a link, and each is told, or not told, as it should be.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

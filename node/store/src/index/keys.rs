@@ -8,7 +8,7 @@ use tieline_proto::id::{Attempt, ChannelId, ClientId, DeviceId, Hash, MemberId, 
 use tieline_proto::log::LogId;
 
 use super::Placed;
-use crate::store::open::Checkpoint;
+use crate::open::Checkpoint;
 
 /// An author's own id for a request, as a key: equal ids of different authors differ.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -93,7 +93,7 @@ pub fn items(seq: Seq, by: Option<MemberId>, auth: &Auth, body: &Body, out: &mut
 }
 
 /// [`items`] of an entry that is about to be written.
-pub(in crate::store) fn new_items(entry: &NewEntry, out: &mut Vec<Item>) {
+pub(in crate) fn new_items(entry: &NewEntry, out: &mut Vec<Item>) {
     items(entry.seq, entry.by, &entry.auth, &entry.body, out);
 }
 
