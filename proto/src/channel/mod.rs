@@ -6,7 +6,7 @@ mod state;
 mod tests;
 
 pub use home::{
-    Ask, Cited, Context, Effect, History, Home, Input, JournalAppend, Op, OpError, RunProgress, Step, Ticket, poster,
+    Ask, Cited, Context, Effect, History, Home, Input, JournalAppend, Op, OpError, ROUND_WAIT_MS, RunProgress, Step, Ticket, poster,
 };
 pub use state::{Card, FoldError, Member, Queued, RoundAnswer, RoundState, State, Turn, TurnPhase};
 

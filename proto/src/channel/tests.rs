@@ -2,10 +2,13 @@
 
 mod cases;
 mod check;
+mod codor;
 mod disk;
+mod edges;
 mod harness;
 mod home_box;
 mod net;
 mod resident_box;
 mod sim;
+mod threats;
 mod world;

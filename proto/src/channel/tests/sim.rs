@@ -64,6 +64,11 @@ impl World {
         moved
     }
 
+    /// Moves each thing by one.
+    pub fn talk_once(&mut self) {
+        self.round();
+    }
+
     /// Everything but admissions and harnesses, until nothing of it moves.
     pub fn talk(&mut self) {
         loop {
