@@ -264,7 +264,9 @@ fn case_d17_news_of_an_old_attempt_change_nothing() {
     }
     world.run();
     let news = &world.home.log.entries[before..];
-    assert!(!news.iter().any(|entry| matches!(entry.body, Body::TurnFinished { attempt, .. } if attempt == old.attempt)));
+    assert!(
+        !news.iter().any(|entry| matches!(entry.body, Body::TurnFinished { attempt, .. } if attempt == old.attempt))
+    );
 }
 
 #[test]

@@ -176,7 +176,10 @@ fn codor_9_1_a_delivery_that_is_lost_is_repeated_with_the_same_bytes() {
 fn codor_9_2_a_remote_question_is_answered() {
     let mut world = World::new(1, 1);
     world.add("elk", 1);
-    world.script("elk", vec![Act::Ask(question("q", &["red", "blue"])), Act::End(Status::Completed, "it is".to_owned())]);
+    world.script(
+        "elk",
+        vec![Act::Ask(question("q", &["red", "blue"])), Act::End(Status::Completed, "it is".to_owned())],
+    );
     world.post("@elk choose");
     world.run();
     let [card] = world.questions()[..] else { panic!("one card") };

@@ -214,7 +214,9 @@ fn a_release_while_the_box_is_away_waits_for_it_and_runs_once() {
 
 #[test]
 fn a_release_waits_for_who_is_paused_or_killed() {
-    for (stop, go) in [(Op::MemberPause as fn(_) -> _, Op::MemberResume as fn(_) -> _), (Op::MemberKill, Op::MemberRevive)] {
+    for (stop, go) in
+        [(Op::MemberPause as fn(_) -> _, Op::MemberResume as fn(_) -> _), (Op::MemberKill, Op::MemberRevive)]
+    {
         let (mut world, card) = held();
         let elk = world.id("elk");
         world.does(stop(elk)).expect("done");

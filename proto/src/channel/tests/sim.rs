@@ -400,17 +400,28 @@ fn survey() {
     let mut kinds: BTreeMap<&'static str, usize> = BTreeMap::new();
     let limit = option_env!("SURVEY").map_or(4000, |n| n.parse().unwrap());
     for seed in 0..limit {
-        match std::panic::catch_unwind(|| { let mut w = live(seed); let bodies: Vec<_> = w.bodies().map(|b| b.kind()).collect(); let seen = std::mem::take(&mut w.seen); (seen, bodies) }) {
+        match std::panic::catch_unwind(|| {
+            let mut w = live(seed);
+            let bodies: Vec<_> = w.bodies().map(|b| b.kind()).collect();
+            let seen = std::mem::take(&mut w.seen);
+            (seen, bodies)
+        }) {
             Ok((seen, bodies)) => {
-                for s in seen { *states.entry(s).or_default() += 1; }
-                for b in bodies { *kinds.entry(b).or_default() += 1; }
+                for s in seen {
+                    *states.entry(s).or_default() += 1;
+                }
+                for b in bodies {
+                    *kinds.entry(b).or_default() += 1;
+                }
             }
             Err(_) => {
-            let text = last.lock().unwrap().clone();
-            let key: String = text.chars().filter(|c| !c.is_ascii_digit()).take(230).collect();
-            let entry = found.entry(key).or_default();
-            entry.0 += 1;
-            if entry.1.len() < 4 { entry.1.push(seed); }
+                let text = last.lock().unwrap().clone();
+                let key: String = text.chars().filter(|c| !c.is_ascii_digit()).take(230).collect();
+                let entry = found.entry(key).or_default();
+                entry.0 += 1;
+                if entry.1.len() < 4 {
+                    entry.1.push(seed);
+                }
             }
         }
     }

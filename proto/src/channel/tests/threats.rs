@@ -107,7 +107,8 @@ fn threat_a1_a_remote_acceptance_or_end_without_its_signature_is_none() {
     let Some((Message::Accepted { id, mark, auth }, _)) = frame else { panic!("an acceptance: {frame:?}") };
     let Auth::Resident { sig, .. } = auth.clone() else { panic!("signed") };
     let other = world.boxes[2].node;
-    for auth in [Auth::Home, Auth::Resident { node: other, sig: sig.clone() }, Auth::Resident { node, sig: "x".into() }] {
+    for auth in [Auth::Home, Auth::Resident { node: other, sig: sig.clone() }, Auth::Resident { node, sig: "x".into() }]
+    {
         assert!(!moves(&mut world, node, Message::Accepted { id, mark, auth }, b""));
     }
     let mut further = mark;
@@ -219,11 +220,13 @@ fn threat_c7_posts_from_within_turns_and_after_them_count_the_same() {
     assert_eq!(world.holds().len(), 1);
     // An agent's process that stays behind and posts without naming a turn, or naming another's, is no person.
     let hops = |world: &World| {
-        world.bodies().filter_map(|body| match body {
-            Body::Posted { routed, run, .. } => Some((routed.to.first().map(|to| to.hops), *run)),
-            _ => None,
-        })
-        .last()
+        world
+            .bodies()
+            .filter_map(|body| match body {
+                Body::Posted { routed, run, .. } => Some((routed.to.first().map(|to| to.hops), *run)),
+                _ => None,
+            })
+            .last()
     };
     let last = world.member("elk").hops;
     assert!(last > 1);
