@@ -5,6 +5,7 @@ mod check;
 mod codor;
 mod disk;
 mod edges;
+mod fold;
 mod harness;
 mod home_box;
 mod net;

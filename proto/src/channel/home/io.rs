@@ -137,6 +137,7 @@ pub enum Ask {
 
 /// What the shell must do once the step's bytes are durable.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "effects live briefly and one at a time")]
 pub enum Effect {
     /// Answer a request.
     Reply(Ticket, Result<Ask, OpError>),

@@ -43,13 +43,13 @@ fn a_stop_before_the_harness_has_the_payload_keeps_it_from_getting_there() {
         let elk = world.add("elk", 1);
         world.post("@elk work");
         world.sync_all();
-        world.to_resident(1);
+        world.resident_hears(1);
         if admitted {
             world.admit(1);
         }
         world.ask(ANA, Op::MemberInterrupt(elk));
         world.sync_all();
-        world.to_resident(1);
+        world.resident_hears(1);
         world.run();
         assert!(world.oracle.starts.is_empty(), "admitted: {admitted}");
         assert_eq!(world.finished()[0].1, Status::Interrupted);
@@ -64,10 +64,10 @@ fn a_stop_whose_confirmation_is_lost_still_ends_the_turn() {
     let elk = world.add("elk", 1);
     world.post("@elk work");
     world.sync_all();
-    world.to_resident(1);
+    world.resident_hears(1);
     world.ask(ANA, Op::MemberInterrupt(elk));
     world.sync_all();
-    world.to_resident(1);
+    world.resident_hears(1);
     world.cut(1);
     world.heal();
     assert!(world.oracle.starts.is_empty());
@@ -123,7 +123,7 @@ fn a_kill_that_met_no_link_is_repeated() {
     world.cut(1);
     world.does(Op::MemberKill(elk)).expect("killed");
     world.connect(1);
-    world.to_home(1);
+    world.home_hears(1);
     world.sync_all();
     let kills = world.links[1].to_resident.iter().filter(|(message, _)| matches!(message, Message::Kill { .. }));
     assert_eq!(kills.count(), 1);
@@ -310,7 +310,7 @@ fn a_last_event_that_the_home_has_is_the_end_whatever_became_of_the_box() {
     while world.play(1, id) {}
     // The events arrive, the news of the end does not, and the box's disk is replaced.
     while world.pump(1, id) {}
-    while world.to_home(1) {}
+    while world.home_hears(1) {}
     world.sync_all();
     world.crash_resident(1, true);
     world.lose_journal(1);
@@ -368,7 +368,7 @@ fn a_question_in_the_journal_without_its_card_gets_one_after_a_crash() {
     let id = world.boxes[1].turns.keys().next().copied().expect("a turn");
     while world.play(1, id) {}
     while world.pump(1, id) {}
-    while world.to_home(1) {}
+    while world.home_hears(1) {}
     // The journal is on disk when the power goes, the entry is not.
     while let Some(step) = world.home.pending.pop_front() {
         for append in step.journals {
@@ -634,7 +634,7 @@ fn the_files_of_what_a_message_cites_are_delivered_with_it() {
     world.post("@elk build what #1 shows");
     let frame = world.links[1].to_resident.back().cloned();
     let Some((Message::Deliver { attachments, .. }, payload)) = frame else { panic!("a delivery: {frame:?}") };
-    assert_eq!(attachments, [file.clone()]);
+    assert_eq!(attachments, std::slice::from_ref(&file));
     assert!(String::from_utf8_lossy(&payload).contains(&format!("attachments/{}/plan.png", file.hash)));
 }
 
