@@ -2,10 +2,14 @@
 
 mod cases;
 mod check;
+mod codor;
 mod disk;
+mod edges;
+mod fold;
 mod harness;
 mod home_box;
 mod net;
 mod resident_box;
 mod sim;
+mod threats;
 mod world;

@@ -88,6 +88,7 @@ struct Line {
 
 /// Everything that can happen to a resident.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "inputs live briefly and one at a time")]
 pub enum Input {
     /// A home can be reached, this node's own included. It is told of every attempt that is kept for it: it may have
     /// ended some while it could not say so.

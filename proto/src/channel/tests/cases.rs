@@ -382,6 +382,7 @@ fn case_x11_text_of_agents_that_names_nobody_starts_nobody() {
 fn case_f9_a_full_queue_refuses_before_the_ack() {
     let mut world = World::new(1, 1);
     world.add("elk", 1);
+    world.add("fox", 1);
     world.cut(1);
     for _ in 0..QUEUE_LEN_MAX {
         world.ask(ANA, post("@elk x", None));
@@ -392,7 +393,7 @@ fn case_f9_a_full_queue_refuses_before_the_ack() {
     let refused = world.does(post("@elk one more", None)).expect_err("full");
     assert_eq!(refused.code, Code::Limit);
     assert!(refused.message.contains("@elk"));
-    world.does(post("for nobody's queue", None)).expect("others go on");
+    world.does(post("@fox instead", None)).expect("others go on");
     assert_eq!(world.home.log.entries.len(), entries + 1, "nothing of it was saved");
     let waiting = world.member("elk").queue.front().map(|queued| queued.ts);
     assert_eq!(waiting, Some(world.now.wall), "the age of the oldest is known");

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::super::{Ask, Card, Effect, Home, Input, JournalAppend, Op, RunProgress, Step};
+use super::super::{Ask, Effect, Home, Input, JournalAppend, Op, RunProgress, Step};
 use super::world::{Saved, World};
 use crate::entry::Body;
 use crate::id::{Attempt, MessageId};
@@ -21,6 +21,7 @@ impl World {
             history: &home.log,
         };
         let step = core.handle(input, &mut context);
+        assert_eq!(core.fault(), None, "the home wrote an entry that its own fold refuses");
         for entry in &step.entries {
             let what = format!("    entry {} {:?}", entry.seq, entry.body);
             self.note(what.chars().take(220).collect::<String>());

@@ -55,7 +55,7 @@ impl World {
     }
 
     /// Delivers one frame to the home, from a lane that chance picks. False when there is none.
-    pub fn to_home(&mut self, b: usize) -> bool {
+    pub fn home_hears(&mut self, b: usize) -> bool {
         let node = self.boxes[b].node;
         if let Some(mark) = self.links[b].hello.take() {
             self.note(format!("home <- {b}: hello"));
@@ -96,7 +96,7 @@ impl World {
     }
 
     /// Delivers one frame to a resident. False when there is none.
-    pub fn to_resident(&mut self, b: usize) -> bool {
+    pub fn resident_hears(&mut self, b: usize) -> bool {
         let Some((message, tail)) = self.links[b].to_resident.pop_front() else { return false };
         self.note(format!("{b} <- home: {}", brief(&message)));
         let home = self.home.node;

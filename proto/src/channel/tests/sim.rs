@@ -50,8 +50,8 @@ impl World {
         for b in 0..self.boxes.len() {
             moved |= self.sync_resident(b);
             moved |= self.admit(b);
-            moved |= self.to_resident(b);
-            moved |= self.to_home(b);
+            moved |= self.resident_hears(b);
+            moved |= self.home_hears(b);
             for id in self.attempts(b) {
                 moved |= self.play(b, id);
                 moved |= self.pump(b, id);
@@ -64,12 +64,17 @@ impl World {
         moved
     }
 
+    /// Moves each thing by one.
+    pub fn talk_once(&mut self) {
+        self.round();
+    }
+
     /// Everything but admissions and harnesses, until nothing of it moves.
     pub fn talk(&mut self) {
         loop {
             let mut moved = self.sync_home();
             for b in 0..self.boxes.len() {
-                moved |= self.sync_resident(b) | self.to_resident(b) | self.to_home(b);
+                moved |= self.sync_resident(b) | self.resident_hears(b) | self.home_hears(b);
                 for id in self.attempts(b) {
                     moved |= self.pump(b, id);
                 }
@@ -196,8 +201,8 @@ impl World {
             Some(Move::SyncJournal(run, attempt)) if self.home.core.is_some() => drop(self.sync_journal(run, attempt)),
             Some(Move::SyncResident(b)) => drop(self.sync_resident(b)),
             Some(Move::Admit(b)) => drop(self.admit(b)),
-            Some(Move::ToResident(b)) => drop(self.to_resident(b)),
-            Some(Move::ToHome(b)) => drop(self.to_home(b)),
+            Some(Move::ToResident(b)) => drop(self.resident_hears(b)),
+            Some(Move::ToHome(b)) => drop(self.home_hears(b)),
             Some(Move::Play(b, id)) => drop(self.play(b, id)),
             Some(Move::Pump(b, id)) => drop(self.pump(b, id)),
             Some(Move::SyncJournal(..)) | None => {}
@@ -312,7 +317,7 @@ struct Faults {
     people: bool,
 }
 
-fn live(seed: u64) -> World {
+pub fn live(seed: u64) -> World {
     let mut world = World::new(seed, 2);
     for (handle, b) in AGENTS {
         world.add(handle, b);

@@ -242,10 +242,6 @@ impl World {
         self.core().state().by_handle(handle).expect("a member").0
     }
 
-    pub fn channel(&self) -> ChannelId {
-        self.core().state().id
-    }
-
     /// The bodies that are on disk.
     pub fn bodies(&self) -> impl Iterator<Item = &Body> {
         self.home.log.entries.iter().map(|entry| &entry.body)
