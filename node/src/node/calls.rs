@@ -22,7 +22,7 @@ use crate::handle::{Caller, FRAMES_WAITING_MAX};
 use crate::store::SealedBatch;
 
 /// Bytes of an attachment in one request.
-pub(super) const PIECE_LEN: usize = 256 * 1024;
+pub(super) const PIECE_LEN: usize = 512 * 1024;
 
 /// A request that waits for its entry to be durable.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use tieline_proto::org::Org;
 use tieline_proto::pairing::{Joined, PairLink};
 use tieline_proto::view;
 
-use super::open::{self, WELCOME};
+use super::open;
 use crate::config::Config;
 use crate::consent::{Consent, Grant};
 use crate::data_dir::DataDir;
@@ -84,9 +84,7 @@ pub(super) fn check_link(text: &str, org: Option<&Org>, me: NodeId) -> Result<Pa
 
 /// An org that holds nothing but what the first start makes.
 fn is_untouched(org: &Org, me: NodeId) -> bool {
-    org.home() == Some(me)
-        && org.devices().count() == 1
-        && org.channels().all(|(_, term)| term.name.as_str() == WELCOME)
+    org.home() == Some(me) && org.devices().count() == 1 && org.channels().next().is_none()
 }
 
 /// Runs the device's side of pairing. The error is the stable word for why not.

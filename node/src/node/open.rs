@@ -15,7 +15,7 @@ use serde_json::json;
 use tieline_proto::channel::{Home, RunProgress, State};
 use tieline_proto::crypto::keys::{DeviceKeys, RootKey};
 use tieline_proto::crypto::link_key::LinkKey;
-use tieline_proto::entry::{Entry, MemberKind, NewEntry, Policy};
+use tieline_proto::entry::{Entry, NewEntry};
 use tieline_proto::id::{ChannelId, Handle, Incarnation, Lamport, MessageId, NodeId, Seq};
 use tieline_proto::link::AttemptId;
 use tieline_proto::log::{self, Head, Homes, Line, LogId, Term};
@@ -31,7 +31,7 @@ use super::outlet::{LOCAL_WAITING_MAX, Outlet};
 use super::tokens::AgentTokens;
 use super::turns::Turns;
 use super::{Node, Sources, pairing};
-use crate::config::Config;
+use crate::config::{Config, LogFormat};
 use crate::consent::Consent;
 use crate::data_dir::{DataDir, DirError};
 use crate::handle::NodeHandle;
@@ -60,12 +60,6 @@ const INDEX_PROGRESS: u64 = 100_000;
 
 /// Look-ups added to the index at once.
 const INDEX_BATCH: usize = 4096;
-
-/// The channel of a new org, so that there is something to talk to.
-pub(super) const WELCOME: &str = "welcome";
-
-/// Its member.
-const GUIDE: &str = "guide";
 
 /// Why a node did not start.
 #[derive(Debug, thiserror::Error)]
@@ -150,6 +144,18 @@ pub(super) fn transport_key(data: &Path) -> Result<Keypair, StartError> {
     os_rng()?.fill_bytes(&mut secret);
     keys::write(&path, &secret).map_err(io("writing the transport's key"))?;
     Keypair::ed25519_from_bytes(secret).map_err(|error| unsound(&error))
+}
+
+/// Refuses to start on a secret that others can read, also one that is not needed now.
+fn check_keys(data: &Path) -> Result<(), StartError> {
+    let Ok(items) = std::fs::read_dir(data.join("keys")) else { return Ok(()) };
+    for item in items {
+        let path = item.map_err(io("reading the keys' folder"))?.path();
+        if path.is_file() {
+            keys::read(&path)?;
+        }
+    }
+    Ok(())
 }
 
 fn link_key_path(data: &Path) -> PathBuf {
@@ -446,6 +452,7 @@ async fn live(
 ) -> Result<Option<(Box<tieline_proto::pairing::Joined>, Option<tieline_proto::api::Residency>)>, StartError> {
     let started = Instant::now();
     let layout = Layout::new(&config.data);
+    check_keys(&config.data)?;
     let keys = Arc::new(device_keys(&config.data)?);
     let me = keys.device();
     let opened = match open_org(&layout)? {
@@ -453,7 +460,6 @@ async fn live(
         None => found(config, &layout, &keys)?,
     };
     let OpenedOrg { org, log: org_log } = opened;
-    let fresh = org.channels().next().is_none() && org.home() == Some(me);
     let link_key = keys::read(&link_key_path(&config.data))?
         .ok_or_else(|| unsound(&"the link key is missing: restore keys/link, or pair this box again"))?;
     let link_key = LinkKey::from_secret_bytes(&link_key).map_err(|error| unsound(&error))?;
@@ -627,11 +633,9 @@ async fn live(
     for id in node.channels.keys().copied().collect::<Vec<_>>() {
         node.greet(id);
     }
-    if fresh {
-        node.welcome();
-    }
     node.learn_listening();
     node.write_ready();
+    node.greet_person();
     tracing::info!(
         node = %me.short(), name = node.config.name, api = node.api, ms = started.elapsed().as_millis() as u64, "up"
     );
@@ -662,6 +666,15 @@ fn start_net(
         };
         Net::spawn(config, org.clone())
     };
+    // A port that was left to chance stays what it was, so that those who know this node find it again.
+    let remembered = remembered_ports(&config.data);
+    let wanted: Vec<_> = config.listen.addrs.iter().map(|addr| with_port_of(addr, &remembered)).collect();
+    if wanted != config.listen.addrs {
+        match start(wanted) {
+            Err(error) if error.is_port_busy() => tracing::debug!(%error, "the port of the last time is taken"),
+            other => return Ok(other?),
+        }
+    }
     match start(config.listen.addrs.clone()) {
         Err(error) if error.is_port_busy() && !config.listen.chosen => {
             let free = config.listen.addrs.iter().map(with_free_port).collect();
@@ -689,6 +702,22 @@ pub(super) fn names_loopback_only(link: &tieline_proto::pairing::PairLink) -> bo
     let addrs = link.addrs.iter().filter_map(|addr| Multiaddr::try_from(addr.clone()).ok());
     let mut addrs = addrs.peekable();
     addrs.peek().is_some() && addrs.all(|addr| is_loopback(&addr))
+}
+
+/// Remembers the ports that this node listens on.
+const PORTS: &str = "ports.json";
+
+fn remembered_ports(data: &Path) -> Vec<Multiaddr> {
+    // A hint: without it, ports are left to chance once more.
+    std::fs::read(data.join(PORTS)).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+}
+
+/// The address with the port of the last time, when it leaves the port open.
+fn with_port_of(addr: &Multiaddr, remembered: &[Multiaddr]) -> Multiaddr {
+    use libp2p::multiaddr::Protocol;
+    let open = addr.iter().any(|part| matches!(part, Protocol::Tcp(0) | Protocol::Udp(0)));
+    let same = |known: &&Multiaddr| with_free_port(known) == *addr;
+    remembered.iter().find(same).filter(|_| open).cloned().unwrap_or_else(|| addr.clone())
 }
 
 fn with_free_port(addr: &Multiaddr) -> Multiaddr {
@@ -722,30 +751,40 @@ impl Metrics for Gauges {
 }
 
 impl Node {
-    /// A new org has a channel with somebody in it, so that the first thing a person types is answered.
-    fn welcome(&mut self) {
-        let Ok(super::calls::Created::Now(id)) = self.begin_channel(WELCOME, None) else { return };
-        let Ok(handle) = Handle::new(GUIDE) else { return };
-        let Ok(harness) = Handle::lexical("scripted", "harness name") else { return };
-        let spec = tieline_proto::entry::MemberSpec {
-            kind: MemberKind::Agent,
-            handle,
-            harness: Some(harness),
-            node: Some(self.me),
-            cwd: None,
-            model: None,
-            policy: Some(Policy::ReadOnly),
-            devices: Vec::new(),
-        };
-        let op = tieline_proto::channel::Op::MemberAdd { spec, client: None };
-        let ticket = tieline_proto::channel::Ticket(u64::MAX);
-        let auth = tieline_proto::entry::Auth::Home;
-        self.feed_home(id, tieline_proto::channel::Input::Op { ticket, by: None, auth, op });
-    }
-
     fn learn_listening(&mut self) {
         let peer = self.net.peer_id();
-        self.addrs = self.net.listening().iter().map(|addr| format!("{addr}/p2p/{peer}")).collect();
+        let listening = self.net.listening();
+        self.addrs = listening.iter().map(|addr| format!("{addr}/p2p/{peer}")).collect();
+        let ports = serde_json::to_vec(&listening).unwrap_or_default();
+        if let Err(error) = keys::write(&self.data.join(PORTS), &ports) {
+            tracing::debug!(%error, "the ports are not remembered");
+        }
+    }
+
+    /// Tells a person what to type next; programs read the ready file.
+    fn greet_person(&self) {
+        use std::io::Write as _;
+        if self.config.log != LogFormat::Human {
+            return;
+        }
+        let name = self.membership.org().and_then(|org| org.channels().next()).map(|(_, term)| term.name.as_str());
+        let next = match name {
+            // The first thing a person types is answered, with no agent installed and no second box.
+            None => [
+                "tieline channel create lobby",
+                "tieline member add lobby echo --harness scripted",
+                "tieline post lobby \"@echo hello\" --wait",
+            ]
+            .map(str::to_owned)
+            .to_vec(),
+            Some(name) => vec![format!("tieline tail {name} --follow"), "tieline status".to_owned()],
+        };
+        let mut text = format!("{} is up. The page and the API: {}\n\nNext, in another terminal:\n", self.config.name, self.api);
+        for command in next.iter().map(String::as_str).chain(["tieline pair"]) {
+            text.push_str(&format!("  {command}\n"));
+        }
+        // Nobody may read it; the node runs all the same.
+        let _ = std::io::stdout().lock().write_all(text.as_bytes());
     }
 
     /// Says that the node answers, to whoever waits for it.

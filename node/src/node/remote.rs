@@ -24,7 +24,7 @@ use crate::handle::Caller;
 const VERSION: u32 = 1;
 
 /// Longest request in a call: a piece of an attachment in base64 and what is around it.
-const CALL_LEN_MAX: usize = 512 * 1024;
+const CALL_LEN_MAX: usize = 768 * 1024;
 
 /// Frames of another node's subscription that may wait for the reader here; a slower reader is cut and resumes.
 const FEED_WAITING_MAX: usize = 4096;

@@ -98,17 +98,34 @@ impl EventJournal {
 }
 
 fn bound(outcome: &mut Outcome) {
+    // Six bytes is what JSON needs for one control character at most.
     if outcome.text.len() > FINAL_TEXT_LEN_MAX / 6 {
-        // Six bytes is what JSON needs for one control character. Ordinary text is cut far later.
-        let escaped = serde_json::to_string(&outcome.text).map_or(usize::MAX, |text| text.len());
-        if escaped > FINAL_TEXT_LEN_MAX {
-            let keep = outcome.text.len().min(FINAL_TEXT_LEN_MAX / 6);
-            outcome.text = format!("{}{CUT}", prefix(&outcome.text, keep));
+        let keep = escaped_prefix(&outcome.text, FINAL_TEXT_LEN_MAX);
+        if keep < outcome.text.len() {
+            outcome.text.truncate(keep);
+            outcome.text.push_str(CUT);
         }
     }
     if let Some(error) = &mut outcome.error {
         *error = prefix(error, 16 * 1024).to_owned();
     }
+}
+
+/// Length of the longest prefix that takes at most `max` bytes as JSON.
+fn escaped_prefix(text: &str, max: usize) -> usize {
+    let mut left = max;
+    for (at, c) in text.char_indices() {
+        let len = match c {
+            '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
+            c if c.is_ascii_control() => 6,
+            c => c.len_utf8(),
+        };
+        match left.checked_sub(len) {
+            Some(rest) => left = rest,
+            None => return at,
+        }
+    }
+    text.len()
 }
 
 /// The longest prefix of at most `max` bytes that ends between characters.

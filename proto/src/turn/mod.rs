@@ -6,5 +6,6 @@ mod resident;
 pub use journal::EventJournal;
 pub use resident::{Admission, Effect, Input, Record, Refusal, Resident, ResidentStep, RestoreError, RunEvidence};
 
-/// Longest final text that an entry carries; the whole stands in the run's journal.
-pub const FINAL_TEXT_LEN_MAX: usize = 256 * 1024;
+/// Longest final text that an entry carries, in bytes of JSON: it fits an event line with what stands around it. The
+/// whole is in the run's journal as the pieces that were streamed.
+pub const FINAL_TEXT_LEN_MAX: usize = 448 * 1024;

@@ -441,8 +441,12 @@ impl Resident {
                 step.effects.push(finish);
             }
             Input::Stopped(id) => {
-                if let Some(Attempted { phase: phase @ Phase::Running(..), .. }) = self.attempts.get_mut(&id) {
-                    *phase = Phase::Ambiguous("the node was stopped while the agent was working".to_owned());
+                if let Some(Attempted { home, phase: phase @ Phase::Running(..), .. }) = self.attempts.get_mut(&id) {
+                    let reason = "the node stopped, or its disk failed, while the agent was working".to_owned();
+                    *phase = Phase::Ambiguous(reason.clone());
+                    // Told at once: the home must not show a turn as running that nobody watches any more.
+                    let verdicts = vec![(id, Verdict::Ambiguous { reason })];
+                    step.effects.push(Effect::Send(*home, Message::Report { verdicts }));
                 }
             }
         }

@@ -356,7 +356,8 @@ impl Home {
 
 fn check_post(post: &Post) -> Result<(), OpError> {
     if post.text.is_empty() && post.attachments.is_empty() {
-        return Err(ApiError::new(Code::Invalid, "an empty post without attachments says nothing"));
+        return Err(ApiError::new(Code::Invalid, "an empty post without attachments says nothing")
+            .hint("tieline post CHANNEL TEXT, or: tieline post CHANNEL - to read the text from stdin"));
     }
     if post.text.len() > POST_LEN_MAX {
         let len = post.text.len();
