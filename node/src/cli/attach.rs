@@ -38,7 +38,7 @@ pub async fn store(client: &mut Client, channel: &str, path: &Path) -> Result<At
     let size = meta.len();
     if size > SIZE_MAX {
         return Err(ApiError::new(Code::Limit, format!("{shown} has {size} bytes"))
-            .hint(format!("an attachment has at most {SIZE_MAX} bytes")));
+            .hint(format!("an attachment has at most {} MiB ({SIZE_MAX} bytes)", SIZE_MAX >> 20)));
     }
     let mut hasher = blake3::Hasher::new();
     hasher.update_reader(&mut file).map_err(unreadable)?;

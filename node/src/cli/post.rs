@@ -73,7 +73,8 @@ pub async fn run(context: &Context, args: Post) -> Done {
             .hint("put them into one archive, or post twice"));
     }
     let client_id = match &args.id {
-        Some(id) => ClientId::new(id).map_err(|error| ApiError::new(Code::Invalid, error.to_string()))?,
+        Some(id) => ClientId::new(id)
+            .map_err(|error| ApiError::new(Code::Invalid, error.to_string()).hint("leave --id out, and one is made"))?,
         None => super::new_client_id()?,
     };
     let deadline = args.timeout.map(|seconds| Instant::now() + Duration::from_secs(seconds));

@@ -94,7 +94,9 @@ async fn judge(
     let is_other_org = pinned.is_some_and(|pinned| pinned != org);
     let reason = match &bad {
         Some(bad) => Some(bad.to_string()),
-        None if is_other_org => Some(format!("the channel belongs to the org {org}, which is not the one that was named")),
+        None if is_other_org => {
+            Some(format!("the channel belongs to the org {org}, which is not the one that was named"))
+        }
         None => None,
     };
     let head = audit.head();

@@ -36,6 +36,7 @@ pub fn resolve(
     let text = |flag: &Option<String>| flag.clone().map(Value::String);
     let list = |flag: &[String]| (!flag.is_empty()).then(|| json!(flag));
 
+    layers.check_file()?;
     let api = layers.pick("api", text(&flags.api), || json!(format!("127.0.0.1:{API_PORT}")));
     let listen = layers.pick("listen", list(&flags.listen), || json!(default_listen()));
     let bootstrap = layers.pick("bootstrap", list(&flags.bootstrap), || json!([]));
@@ -97,6 +98,23 @@ impl Layers<'_> {
         }
         let picked = self.pick_file(key);
         if picked.source == Source::Default { Picked { value: default(), ..picked } } else { picked }
+    }
+
+    /// A wrong value in the file is said also when a stronger source hides it: it would strike another day.
+    fn check_file(&self) -> Result<(), ConfigError> {
+        let given = |key| Some(self.pick_file(key)).filter(|picked| picked.source != Source::Default);
+        given("api").map(|picked| picked.text(loopback)).transpose()?;
+        for key in ["listen", "bootstrap", "relay"] {
+            given(key).map(|picked| picked.list(multiaddr)).transpose()?;
+        }
+        for key in ["mdns", "lan"] {
+            given(key).map(|picked| picked.bool()).transpose()?;
+        }
+        given("name").map(|picked| picked.text(node_name)).transpose()?;
+        given("env_pass").map(|picked| picked.list(env_name)).transpose()?;
+        given("log").map(|picked| picked.text(log_format)).transpose()?;
+        given("log_level").map(|picked| picked.text(log_filter)).transpose()?;
+        Ok(())
     }
 
     /// The file's value; null from [`Source::Default`] when it has none.

@@ -13,7 +13,7 @@ use super::{Command, OUTPUTS_WAITING_MAX, Output, Turn};
 const TEXT_LEN_MAX: usize = 64 * 1024;
 
 /// Longest final text, in bytes. It goes into a log entry and into other agents' prompts; the events hold the rest.
-const FINAL_TEXT_LEN_MAX: usize = 256 * 1024;
+const FINAL_TEXT_LEN_MAX: usize = tieline_proto::turn::FINAL_TEXT_LEN_MAX;
 
 /// Longest JSON of a tool's input, in bytes. A longer one (a whole file written) is shown by its start.
 const INPUT_LEN_MAX: usize = 256 * 1024;

@@ -29,15 +29,7 @@ pub(super) struct Staged {
 impl Node {
     /// Takes a piece. The last one completes the attachment; its answer says that it is durable.
     #[expect(clippy::too_many_arguments, reason = "the parts of one piece")]
-    pub(super) fn blob_put(
-        &mut self,
-        id: ChannelId,
-        hash: Hash,
-        size: u64,
-        offset: u64,
-        bytes: &[u8],
-        reply: ReplyTo,
-    ) {
+    pub(super) fn blob_put(&mut self, id: ChannelId, hash: Hash, size: u64, offset: u64, bytes: &[u8], reply: ReplyTo) {
         match self.stage(id, hash, size, offset, bytes) {
             Ok(None) => self.reply(reply, Ok(json!({ "received": offset + bytes.len() as u64 }))),
             Ok(Some(source)) => {
@@ -61,7 +53,8 @@ impl Node {
         bytes: &[u8],
     ) -> Result<Option<BlobSource>, ApiError> {
         let invalid = |why: String| ApiError::new(Code::Invalid, why);
-        let failed = |error: std::io::Error| ApiError::new(Code::ReadOnly, format!("the attachment cannot be written: {error}"));
+        let failed =
+            |error: std::io::Error| ApiError::new(Code::ReadOnly, format!("the attachment cannot be written: {error}"));
         if size > ATTACHMENT_LEN_MAX {
             let words = format!("an attachment of {size} bytes is over {ATTACHMENT_LEN_MAX}");
             return Err(ApiError::new(Code::Limit, words));

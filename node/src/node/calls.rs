@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::feed::Feed;
-use super::{FeedTo, Forwarded, FORWARDED_MAX, Node, PATIENCE, Parked, ReplyTo, views};
+use super::{FORWARDED_MAX, FeedTo, Forwarded, Node, PATIENCE, Parked, ReplyTo, views};
 use crate::handle::{Caller, FRAMES_WAITING_MAX};
 use crate::store::SealedBatch;
 
@@ -59,14 +59,7 @@ impl Node {
         }
     }
 
-    fn try_call(
-        &mut self,
-        caller: Caller,
-        request: Request,
-        reply: ReplyTo,
-        feed: Option<FeedTo>,
-        until: Instant,
-    ) {
+    fn try_call(&mut self, caller: Caller, request: Request, reply: ReplyTo, feed: Option<FeedTo>, until: Instant) {
         let Some(name) = channel_of(&request).map(str::to_owned) else {
             return self.call_node(caller, request, reply, feed);
         };
@@ -182,9 +175,10 @@ impl Node {
             return Err(error.hint(format!("tieline channel show {name}")));
         }
         let (home, step, id) = self.new_channel(&name)?;
-        let org = self.membership.homed(id, &name, self.me, self.now().wall).map_err(|error| {
-            ApiError::new(Code::Internal, error.to_string())
-        })?;
+        let org = self
+            .membership
+            .homed(id, &name, self.me, self.now().wall)
+            .map_err(|error| ApiError::new(Code::Internal, error.to_string()))?;
         if let Some(client) = client {
             self.membership.created(client, id);
         }
@@ -358,8 +352,7 @@ impl Node {
             (Ask::Posted { message, seq, unknown, to }, _) => {
                 // A repeated request is answered from the log, so that it gets the very same answer.
                 let repeated = at.filter(|(_, batch)| batch.is_none_or(|batch| batch.line(seq).is_none()));
-                let (unknown, to) =
-                    repeated.and_then(|(id, _)| self.recorded_route(id, seq)).unwrap_or((unknown, to));
+                let (unknown, to) = repeated.and_then(|(id, _)| self.recorded_route(id, seq)).unwrap_or((unknown, to));
                 let receipt = at.and_then(|(id, batch)| self.receipt(id, seq, batch));
                 let receipt = receipt
                     .ok_or_else(|| ApiError::new(Code::Internal, format!("#{message} is saved, but has no receipt")))?;
@@ -603,8 +596,7 @@ impl Node {
             run: agent.and_then(|agent| agent.run),
             post,
         };
-        let draft =
-            serde_json::to_string(&draft).map_err(|error| ApiError::new(Code::Internal, error.to_string()))?;
+        let draft = serde_json::to_string(&draft).map_err(|error| ApiError::new(Code::Internal, error.to_string()))?;
         let sig = tieline_proto::crypto::sign::sign(
             tieline_proto::crypto::sign::domain::DRAFT,
             draft.as_bytes(),

@@ -144,6 +144,8 @@ pub fn seal_frame(seq: Seq, line: &[u8]) -> Arc<str> {
 pub struct Pending {
     /// The commit.
     pub token: u64,
+    /// It is durable; those before it may not be.
+    pub done: bool,
     /// What to do when it is durable.
     pub effects: Vec<Effect>,
     /// The last entry in it, when there is one.
@@ -181,14 +183,7 @@ impl Channel {
     pub fn broken(id: ChannelId, head: Head, reason: String) -> Self {
         let shared = Arc::new(Shared::new(id));
         shared.set_head(head.seq);
-        Self {
-            home: None,
-            read_only: Some(reason),
-            shared,
-            head,
-            pending: VecDeque::new(),
-            metas: VecDeque::new(),
-        }
+        Self { home: None, read_only: Some(reason), shared, head, pending: VecDeque::new(), metas: VecDeque::new() }
     }
 
     /// Takes up writing again after a fault.

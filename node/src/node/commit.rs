@@ -76,7 +76,12 @@ impl Node {
         for append in journals.iter().filter(|append| !append.lines.is_empty()) {
             if channel.shared.is_heard() {
                 let lines = Arc::from(append.lines.as_slice());
-                channel.shared.publish(Live::Events { run: append.run, attempt: append.attempt, first: append.first, lines });
+                channel.shared.publish(Live::Events {
+                    run: append.run,
+                    attempt: append.attempt,
+                    first: append.first,
+                    lines,
+                });
             }
         }
         let durable = !entries.is_empty() || !blobs.is_empty() || journals.iter().any(|append| append.sync);
@@ -106,7 +111,7 @@ impl Node {
             self.next_token += 1;
             if durable {
                 self.tokens.insert(commit.token, Owner::Channel(id));
-                channel.pending.push_back(Pending { token: commit.token, effects, last });
+                channel.pending.push_back(Pending { token: commit.token, done: false, effects, last });
                 self.submit_command(Command::Commit(commit));
                 return;
             }
@@ -219,11 +224,17 @@ impl Node {
     fn durable(&mut self, id: ChannelId, token: u64, logs: &[(LogId, Arc<SealedBatch>)]) {
         let batch = logs.iter().find(|(log, _)| *log == LogId::Channel(id)).map(|(_, batch)| Arc::clone(batch));
         let Some(channel) = self.channels.get_mut(&id) else { return };
-        // Commits of a channel become durable in the order they were made.
-        let Some(pending) = channel.pending.pop_front().filter(|pending| pending.token == token) else { return };
-        self.act(id, pending.effects, batch.as_deref());
-        if let Some(last) = pending.last {
-            self.feed_home(id, Input::Durable(last));
+        if let Some(pending) = channel.pending.iter_mut().find(|pending| pending.token == token) {
+            pending.done = true;
+        }
+        // Effects keep the order of their steps, whichever commit was reported first.
+        while let Some(pending) =
+            self.channels.get_mut(&id).and_then(|channel| channel.pending.pop_front_if(|pending| pending.done))
+        {
+            self.act(id, pending.effects, batch.as_deref());
+            if let Some(last) = pending.last {
+                self.feed_home(id, Input::Durable(last));
+            }
         }
     }
 
@@ -274,7 +285,9 @@ impl Node {
         for id in channels {
             self.stop_channel(id, &words);
         }
-        if owner == Some(Owner::Resident) || stopped.iter().any(|t| matches!(t, Target::Journal(JournalId::Attempts(_)))) {
+        if owner == Some(Owner::Resident)
+            || stopped.iter().any(|t| matches!(t, Target::Journal(JournalId::Attempts(_))))
+        {
             self.resident_failed(&words);
         }
         self.reopen_at.get_or_insert_with(|| Instant::now() + REOPEN_EVERY);
@@ -384,4 +397,3 @@ pub(super) fn read_only(reason: Option<&str>) -> ApiError {
     ApiError::new(Code::ReadOnly, format!("the channel takes no writes now: {reason}"))
         .hint("free space or mend the disk; writing resumes by itself, and: tieline status")
 }
-

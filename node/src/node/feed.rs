@@ -211,8 +211,7 @@ impl Feed {
 
     async fn event(&self, run: MessageId, attempt: Attempt, index: u64, line: &[u8]) -> Result<(), End> {
         let line = String::from_utf8_lossy(line);
-        let frame =
-            format!(r#"{{"type":"event","message":{run},"attempt":{attempt},"index":{index},"event":{line}}}"#);
+        let frame = format!(r#"{{"type":"event","message":{run},"attempt":{attempt},"index":{index},"event":{line}}}"#);
         self.out.send(frame.into()).await.map_err(|_| End)
     }
 }

@@ -17,8 +17,8 @@ use tieline_proto::org::{Org, OrgError};
 use tieline_proto::view;
 
 use super::Node;
-use crate::net::{OrgView, PeerHints};
 use crate::keys;
+use crate::net::{OrgView, PeerHints};
 use crate::store::{Command, Commit, SealedBatch};
 
 /// Where this node last met the others. A hint: it can be deleted at any time.
@@ -271,7 +271,8 @@ impl Node {
 
     pub(super) fn org_show(&self) -> Result<Value, ApiError> {
         let org = &self.membership.org;
-        let device = org.device(&self.me).ok_or_else(|| ApiError::new(Code::Internal, "this node is not in its org"))?;
+        let device =
+            org.device(&self.me).ok_or_else(|| ApiError::new(Code::Internal, "this node is not in its org"))?;
         let shown = view::Org { fingerprint: org.fingerprint(), name: org.name().to_owned(), role: device.role };
         serde_json::to_value(&shown).map_err(|error| ApiError::new(Code::Internal, error.to_string()))
     }

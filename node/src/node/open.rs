@@ -41,10 +41,9 @@ use crate::http::{Backend, Doors, Limits, Metrics};
 use crate::keys::{self, KeyFileError};
 use crate::net::{Net, NetConfig, NetError};
 use crate::store::{
-    Checkpoint, Command, Commit, Core, Index, JournalAppend, JournalId, Keep, Layout, OpenLog, OpenedLog,
-    Reader, RealDisk, Report, Writer, index, recover,
+    Checkpoint, Command, Commit, Core, Index, JournalAppend, JournalId, Keep, Layout, OpenLog, OpenedLog, Reader,
+    RealDisk, Report, Writer, index, recover,
 };
-
 
 /// Runner news that wait for the loop.
 const NEWS_WAITING_MAX: usize = 256;
@@ -226,7 +225,8 @@ pub fn found(config: &Config, layout: &Layout, keys: &DeviceKeys) -> Result<Open
     let root = RootKey::generate(&mut rng);
     let name = config.name.as_str();
     let founding = Org::found(name, name, &root, keys, wall_clock(), &mut rng).map_err(|error| unsound(&error))?;
-    keys::write(&layout.root().join("keys").join("root"), &root.to_secret_bytes()).map_err(io("writing the root key"))?;
+    keys::write(&layout.root().join("keys").join("root"), &root.to_secret_bytes())
+        .map_err(io("writing the root key"))?;
     let link = LinkKey::generate(1, &mut rng);
     keys::write(&link_key_path(layout.root()), &link.to_secret_bytes()).map_err(io("writing the link key"))?;
     let log = LogId::Org(founding.org.fingerprint());
@@ -239,7 +239,11 @@ pub fn found(config: &Config, layout: &Layout, keys: &DeviceKeys) -> Result<Open
 ///
 /// # Errors
 /// When it cannot be written.
-pub fn keep_joined(layout: &Layout, keys: &DeviceKeys, joined: &tieline_proto::pairing::Joined) -> Result<(), StartError> {
+pub fn keep_joined(
+    layout: &Layout,
+    keys: &DeviceKeys,
+    joined: &tieline_proto::pairing::Joined,
+) -> Result<(), StartError> {
     keys::write(&link_key_path(layout.root()), &joined.link_key.to_secret_bytes())
         .map_err(io("writing the link key"))?;
     let peer = libp2p::PeerId::from_bytes(&joined.peer).ok();
@@ -253,8 +257,7 @@ pub fn keep_joined(layout: &Layout, keys: &DeviceKeys, joined: &tieline_proto::p
 
 fn write_org(layout: &Layout, keys: &DeviceKeys, log: LogId, commit: Commit) -> Result<(), StartError> {
     let keep = if commit.lines.is_empty() { Keep::Home } else { Keep::Copy };
-    let open =
-        OpenLog { disk: &RealDisk, layout, log, keep, homes: Homes::trust_first(), from: None, known: None };
+    let open = OpenLog { disk: &RealDisk, layout, log, keep, homes: Homes::trust_first(), from: None, known: None };
     let opened = open.open(&mut |_, _| {})?;
     let mut core = Core::new(Arc::new(RealDisk), layout.clone(), keys.signing().clone(), Index::memory());
     core.submit(Command::Add(Box::new(opened)));
@@ -374,16 +377,8 @@ fn evidence(layout: &Layout, id: &AttemptId) -> RunEvidence {
     if recovered.is_err() {
         return RunEvidence::default();
     }
-    let ended = matches!(
-        serde_json::from_slice(&last),
-        Ok(tieline_proto::event::Event::Finished { .. })
-    );
-    RunEvidence {
-        events: progress.events(),
-        length: progress.length(),
-        journal: Some(progress.hash()),
-        ended,
-    }
+    let ended = matches!(serde_json::from_slice(&last), Ok(tieline_proto::event::Event::Finished { .. }));
+    RunEvidence { events: progress.events(), length: progress.length(), journal: Some(progress.hash()), ended }
 }
 
 /// The resident's attempt journal: the newest one, or a new one. Gives its length and what has to be written first.
@@ -466,7 +461,11 @@ async fn live(
 
     // The disk.
     let (index, found) = Index::open(&layout.index());
-    tracing::debug!(?found, "index");
+    match found {
+        index::Found::Intact => {}
+        index::Found::New => tracing::info!("there is no index: it is rebuilt from the logs"),
+        index::Found::Damaged(why) => tracing::warn!(why, "the index was damaged and is rebuilt from the logs"),
+    }
     let mut channels = BTreeMap::new();
     let mut logs = Vec::new();
     let mut lamport = Lamport(0);
@@ -622,14 +621,8 @@ async fn live(
         data: config.data.clone(),
         config: config.clone(),
     };
-    let mut sources = Sources {
-        calls,
-        net: net_events,
-        reports,
-        local: local_received,
-        news: news_received,
-        done: done_received,
-    };
+    let mut sources =
+        Sources { calls, net: net_events, reports, local: local_received, news: news_received, done: done_received };
     for id in node.channels.keys().copied().collect::<Vec<_>>() {
         node.greet(id);
     }
@@ -779,7 +772,8 @@ impl Node {
             .to_vec(),
             Some(name) => vec![format!("tieline tail {name} --follow"), "tieline status".to_owned()],
         };
-        let mut text = format!("{} is up. The page and the API: {}\n\nNext, in another terminal:\n", self.config.name, self.api);
+        let mut text =
+            format!("{} is up. The page and the API: {}\n\nNext, in another terminal:\n", self.config.name, self.api);
         for command in next.iter().map(String::as_str).chain(["tieline pair"]) {
             text.push_str(&format!("  {command}\n"));
         }

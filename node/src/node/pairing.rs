@@ -163,12 +163,7 @@ impl Node {
                 return self.not_enrolled();
             }
         };
-        let mut enrolling = Enrolling {
-            device,
-            certificate: enrolment.certificate,
-            name: enrolment.name,
-            seq: Seq(0),
-        };
+        let mut enrolling = Enrolling { device, certificate: enrolment.certificate, name: enrolment.name, seq: Seq(0) };
         if let Some(body) = enrolment.body {
             let wall = self.now().wall;
             match self.membership.append(body, wall) {
@@ -248,8 +243,11 @@ impl Node {
     /// This node is one of somebody's org now: it ends as what it was and starts anew.
     pub(super) fn joined(&mut self, done: JoinDone) {
         let JoinDone { joined, residency, feed } = done;
-        let step =
-            PairStep::Enrolled { device: self.me, name: joined.name.clone(), org: joined.org.fingerprint().to_string() };
+        let step = PairStep::Enrolled {
+            device: self.me,
+            name: joined.name.clone(),
+            org: joined.org.fingerprint().to_string(),
+        };
         tracing::info!(org = %joined.org.fingerprint(), "enrolled; starting anew as a device of that org");
         self.pairing.joined = Some((joined, residency));
         let _ = feed.try_send(step_frame(step));

@@ -87,7 +87,8 @@ impl Pump {
                         }
                     }
                 } else if let Some(end) = end.as_ref().filter(|end| end.length == at.offset && !finished) {
-                    let sent = self.outlet.send_lane(self.home, Lane::Turn(self.id), self.finished(end), Vec::new()).await;
+                    let sent =
+                        self.outlet.send_lane(self.home, Lane::Turn(self.id), self.finished(end), Vec::new()).await;
                     finished = sent.is_ok();
                     if !finished {
                         place = None;
@@ -126,9 +127,11 @@ impl Pump {
             match order {
                 Some(Order::Resume(from)) => {
                     finished = false;
-                    place = Place::find(&self.path, from).map_err(|error| {
-                        tracing::warn!(run = %self.id.run, %error, "a run's journal cannot be read");
-                    }).ok();
+                    place = Place::find(&self.path, from)
+                        .map_err(|error| {
+                            tracing::warn!(run = %self.id.run, %error, "a run's journal cannot be read");
+                        })
+                        .ok();
                 }
                 Some(Order::Finish(it)) => {
                     finished = false;
@@ -180,7 +183,10 @@ impl Place {
         while place.index < index {
             let got = place.file.read_at(&mut buffer, base)?;
             if got == 0 {
-                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the home holds more events than the journal"));
+                return Err(io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    "the home holds more events than the journal",
+                ));
             }
             for (i, byte) in buffer.iter().take(got).enumerate() {
                 if *byte == b'\n' {

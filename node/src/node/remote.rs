@@ -60,8 +60,9 @@ impl Node {
             let Some(Forwarded { reply, .. }) = self.forwarded.remove(&call) else { continue };
             if let Some(reply) = reply {
                 let home = self.node_name(&node);
-                let error = ApiError::new(Code::Unreachable, format!("the link to {home} went down before it answered"))
-                    .hint("type it again; a post is saved once when it has the same --id");
+                let error =
+                    ApiError::new(Code::Unreachable, format!("the link to {home} went down before it answered"))
+                        .hint("type it again; a post is saved once when it has the same --id");
                 self.reply(reply, Err(error));
             }
         }
@@ -172,7 +173,8 @@ impl Node {
 
     /// Who calls, and about which channel: only ones whose home is here, by id.
     fn caller(&self, node: NodeId, agent: Option<Agent>, request: &Request) -> Result<(ChannelId, Caller), ApiError> {
-        let named = serde_json::to_value(request).ok().and_then(|value| Some(value.get("channel")?.as_str()?.to_owned()));
+        let named =
+            serde_json::to_value(request).ok().and_then(|value| Some(value.get("channel")?.as_str()?.to_owned()));
         let named = named.ok_or_else(|| ApiError::new(Code::Invalid, "that request names no channel"))?;
         let by_name = || {
             let mut here = self.channels.iter().filter_map(|(id, channel)| Some((id, channel.home.as_ref()?)));
@@ -205,7 +207,8 @@ impl Node {
         if device != node {
             return Err(refused("the draft is signed by another device than the one that sent it"));
         }
-        sign::verify(sign::domain::DRAFT, text.as_bytes(), &device, &sig).map_err(|error| refused(&error.to_string()))?;
+        sign::verify(sign::domain::DRAFT, text.as_bytes(), &device, &sig)
+            .map_err(|error| refused(&error.to_string()))?;
         let draft: Draft = gate::check(text.as_bytes(), Limits::text(CALL_LEN_MAX))
             .ok()
             .and_then(|text| serde_json::from_str(text).ok())
@@ -276,7 +279,8 @@ impl Node {
         }
         let Some(forwarded) = self.forwarded.get_mut(&call).filter(|forwarded| forwarded.node == node) else { return };
         let Some(reply) = forwarded.reply.take() else { return };
-        let answer = gate::check(tail, Limits { nodes_max: 200_000, ..Limits::text(tieline_proto::wire::frame::FRAME_LEN_MAX) });
+        let answer =
+            gate::check(tail, Limits { nodes_max: 200_000, ..Limits::text(tieline_proto::wire::frame::FRAME_LEN_MAX) });
         let answer = answer.ok().and_then(|text| serde_json::from_str(text).ok());
         let result = match answer {
             Some(Answer::Ok(value)) => Ok(value),

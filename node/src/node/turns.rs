@@ -33,7 +33,7 @@ pub(super) struct Turns {
     pub length: u64,
     /// The journal takes no writes: why.
     pub stopped: Option<String>,
-    pending: VecDeque<(u64, Vec<Effect>)>,
+    pending: VecDeque<Written>,
     runners: BTreeMap<AttemptId, Running>,
     pumps: BTreeMap<AttemptId, mpsc::Sender<pump::Order>>,
     /// Attempts that are to stop as soon as they run.
@@ -42,6 +42,13 @@ pub(super) struct Turns {
     pub consent: Arc<Consent>,
     pub news: mpsc::Sender<News>,
     pub data: PathBuf,
+}
+
+/// Records on their way to the attempt journal, and what to do after them.
+struct Written {
+    token: u64,
+    done: bool,
+    effects: Vec<Effect>,
 }
 
 struct Running {
@@ -122,7 +129,7 @@ impl Node {
         if records.is_empty() {
             match self.turns.pending.back_mut() {
                 // It must not overtake what waits for the disk.
-                Some((_, waiting)) => waiting.extend(effects),
+                Some(written) => written.effects.extend(effects),
                 None => self.act_resident(effects),
             }
             return;
@@ -132,15 +139,17 @@ impl Node {
         let token = self.next_token;
         self.next_token += 1;
         self.tokens.insert(token, Owner::Resident);
-        self.turns.pending.push_back((token, effects));
+        self.turns.pending.push_back(Written { token, done: false, effects });
         let journals = vec![JournalAppend { id, at, bytes: records, sync }];
         self.submit_command(Command::Commit(Commit { token, journals, ..Commit::default() }));
     }
 
     pub(super) fn resident_durable(&mut self, token: u64) {
-        if self.turns.pending.front().is_some_and(|(front, _)| *front == token)
-            && let Some((_, effects)) = self.turns.pending.pop_front()
-        {
+        // A write that waits for no sync is reported before an earlier one that does; effects keep their order.
+        if let Some(written) = self.turns.pending.iter_mut().find(|written| written.token == token) {
+            written.done = true;
+        }
+        while let Some(Written { effects, .. }) = self.turns.pending.pop_front_if(|written| written.done) {
             self.act_resident(effects);
         }
     }
@@ -236,10 +245,8 @@ impl Node {
                 })
             }
         };
-        let result = result.map(|allowed| Admission {
-            cwd: allowed.cwd.to_string_lossy().into_owned(),
-            policy: allowed.policy,
-        });
+        let result =
+            result.map(|allowed| Admission { cwd: allowed.cwd.to_string_lossy().into_owned(), policy: allowed.policy });
         if attachments.is_empty() || result.is_err() {
             return self.resident(Input::Admitted { id, result });
         }
@@ -287,7 +294,10 @@ impl Node {
         };
         let token = self.agent_tokens.begin(id.channel, member, id.run, &mut self.rng);
         let mut env = BTreeMap::new();
-        env.insert("TIELINE_SOCKET".to_owned(), self.data.join(crate::http::SOCKET_NAME).to_string_lossy().into_owned());
+        env.insert(
+            "TIELINE_SOCKET".to_owned(),
+            self.data.join(crate::http::SOCKET_NAME).to_string_lossy().into_owned(),
+        );
         env.insert("TIELINE_CHANNEL".to_owned(), name);
         env.insert("TIELINE_MEMBER".to_owned(), spec.handle.as_str().to_owned());
         env.insert("TIELINE_TOKEN".to_owned(), token);
@@ -435,7 +445,8 @@ const fn policy_name(policy: tieline_proto::entry::Policy) -> &'static str {
 async fn fetch(handle: &NodeHandle, channel: ChannelId, files: &[Attachment], dir: &Path) -> Result<(), String> {
     for file in files {
         let folder = dir.join(file.hash.to_string());
-        let Some(name) = Path::new(&payload::attachment_path(&file.hash, &file.name)).file_name().map(ToOwned::to_owned)
+        let Some(name) =
+            Path::new(&payload::attachment_path(&file.hash, &file.name)).file_name().map(ToOwned::to_owned)
         else {
             continue;
         };

@@ -38,15 +38,13 @@ pub(super) fn explain(error: &StartError) -> ApiError {
         StartError::Data(DirError::AlreadyRunning { .. }) => {
             ApiError::new(Code::AlreadyRunning, words).hint("tieline status, or use another folder: --data DIR")
         }
-        StartError::Data(DirError::Newer { .. }) => {
-            ApiError::new(Code::Internal, words).hint("install the newer version again, or use another folder: --data DIR")
-        }
+        StartError::Data(DirError::Newer { .. }) => ApiError::new(Code::Internal, words)
+            .hint("install the newer version again, or use another folder: --data DIR"),
         StartError::Key(KeyFileError::Open { path, .. }) => {
             ApiError::new(Code::Refused, words).hint(format!("chmod 600 {}", path.display()))
         }
-        StartError::Net(NetError::Listen { .. }) => {
-            ApiError::new(Code::Internal, words).hint("choose another port with --listen, or leave it out for a free one")
-        }
+        StartError::Net(NetError::Listen { .. }) => ApiError::new(Code::Internal, words)
+            .hint("choose another port with --listen, or leave it out for a free one"),
         StartError::Door(crate::http::DoorError::Bind { .. }) => {
             ApiError::new(Code::Internal, words).hint("choose another port with --api, or leave it out for a free one")
         }

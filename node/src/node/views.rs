@@ -88,9 +88,8 @@ pub fn cards(home: &Home) -> Vec<Card> {
 /// One card.
 pub fn card(home: &Home, number: MessageId, open: &OpenCard) -> Option<Card> {
     let state = home.state();
-    let handle = |member: Option<MemberId>| -> Option<Handle> {
-        Some(state.members.get(&member?)?.spec.handle.clone())
-    };
+    let handle =
+        |member: Option<MemberId>| -> Option<Handle> { Some(state.members.get(&member?)?.spec.handle.clone()) };
     let channel = state.draft.name.as_str().to_owned();
     Some(match open {
         OpenCard::Ask { run, ask, answered, .. } => Card {

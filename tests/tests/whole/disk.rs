@@ -7,8 +7,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tieline_tests::view::{Channel, Saved, assert_dense};
 use tieline_tests::mesh::Plan;
+use tieline_tests::view::{Channel, Saved, assert_dense};
 use tieline_tests::{Node, Setup, until};
 
 fn lobby(node: &Node) -> Channel<'_> {
@@ -71,13 +71,12 @@ fn full_disk_makes_the_channel_read_only_and_it_resumes_when_there_is_space() {
     plan.home = Setup::new(&tmpfs.0);
     let mut mesh = plan.start();
     mesh.add_scripted("bot");
-    let lobby = Channel::new;
-    let mut acked = vec![lobby(&mesh.home, "lobby").post("before")];
+    let mut acked = vec![lobby(&mesh.home).post("before")];
 
     // 11 MB of output where 8 MB fit.
-    let flood = lobby(&mesh.home, "lobby").post("@bot script:big(700,16384)");
+    let flood = lobby(&mesh.home).post("@bot script:big(700,16384)");
     let refused = until("the channel to be read-only", || {
-        let answer = lobby(&mesh.home, "lobby").post_with("while it fills", &[]);
+        let answer = lobby(&mesh.home).post_with("while it fills", &[]);
         if answer.code == Some(0) {
             acked.push(Saved::read(answer.json()));
             return None;
@@ -92,17 +91,17 @@ fn full_disk_makes_the_channel_read_only_and_it_resumes_when_there_is_space() {
 
     fs::remove_file(&ballast).expect("the ballast can go");
     let after = until("the channel to take posts again", || {
-        let answer = lobby(&mesh.home, "lobby").post_with("after", &[]);
+        let answer = lobby(&mesh.home).post_with("after", &[]);
         (answer.code == Some(0)).then(|| Saved::read(answer.json()))
     });
     acked.push(after);
     // What the full disk stopped goes on where it stood, and ends whole.
-    let run = lobby(&mesh.home, "lobby").wait_started(flood.message);
-    assert_eq!(lobby(&mesh.home, "lobby").wait_finished(run)["status"], "completed");
+    let run = lobby(&mesh.home).wait_started(flood.message);
+    assert_eq!(lobby(&mesh.home).wait_finished(run)["status"], "completed");
     mesh.home.crash();
-    let entries = lobby(&mesh.home, "lobby").entries();
+    let entries = lobby(&mesh.home).entries();
     assert_dense(&entries);
-    lobby(&mesh.home, "lobby").verify();
+    lobby(&mesh.home).verify();
     for saved in &acked {
         let entry = entries.iter().find(|entry| entry["seq"] == saved.seq);
         assert_eq!(entry.map(|entry| &entry["message"]), Some(&saved.message.into()), "an acknowledged post is lost");

@@ -37,7 +37,7 @@ enum Wish {
 
 /// Where wishes are left.
 #[derive(Clone, Debug)]
-pub(in crate) struct DeskHandle(mpsc::Sender<Wish>);
+pub(crate) struct DeskHandle(mpsc::Sender<Wish>);
 
 impl std::fmt::Debug for Wish {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -46,28 +46,28 @@ impl std::fmt::Debug for Wish {
 }
 
 impl DeskHandle {
-    pub(in crate) async fn offer(&self, terms: Terms) -> Result<Offered, PairError> {
+    pub(crate) async fn offer(&self, terms: Terms) -> Result<Offered, PairError> {
         let (reply, answer) = oneshot::channel();
         self.send(Wish::Offer(Box::new(terms), reply)).await?;
         Ok(answer.await.map_err(|_| PairError::Stopped)??)
     }
 
-    pub(in crate) async fn confirm(&self, digits: String) -> Result<(), PairError> {
+    pub(crate) async fn confirm(&self, digits: String) -> Result<(), PairError> {
         let (reply, answer) = oneshot::channel();
         self.send(Wish::Confirm(digits, reply)).await?;
         Ok(answer.await.map_err(|_| PairError::Stopped)??)
     }
 
-    pub(in crate) async fn cancel(&self) -> Result<(), PairError> {
+    pub(crate) async fn cancel(&self) -> Result<(), PairError> {
         self.send(Wish::Cancel).await
     }
 
-    pub(in crate) async fn enrolled(&self, welcome: Option<Box<Welcome>>) -> Result<(), PairError> {
+    pub(crate) async fn enrolled(&self, welcome: Option<Box<Welcome>>) -> Result<(), PairError> {
         self.send(Wish::Enrolled(welcome)).await
     }
 
     /// Hands over a stream; dropped when too many wait.
-    pub(in crate) fn stream(&self, peer: PeerId, stream: Stream) {
+    pub(crate) fn stream(&self, peer: PeerId, stream: Stream) {
         let _ = self.0.try_send(Wish::Stream(peer, stream));
     }
 
@@ -77,7 +77,7 @@ impl DeskHandle {
 }
 
 /// The task.
-pub(in crate) struct Desk {
+pub(crate) struct Desk {
     host: Host,
     begun: Instant,
     wishes: mpsc::Receiver<Wish>,
@@ -96,7 +96,7 @@ struct Piece {
 }
 
 impl Desk {
-    pub(in crate) fn new(
+    pub(crate) fn new(
         org: OrgId,
         keys: Arc<DeviceKeys>,
         peer: PeerId,
@@ -119,7 +119,7 @@ impl Desk {
     }
 
     /// Runs until all handles are gone.
-    pub(in crate) async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         loop {
             let deadline = self.host.poll_timeout().map(|at| self.begun + Duration::from_millis(at.0));
             let timer = async {

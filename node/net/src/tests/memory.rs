@@ -16,7 +16,7 @@ use tokio::time::{Sleep, sleep};
 use super::*;
 
 /// While set, the node's connections carry nothing, and new ones hang.
-pub(in crate) type Cut = Arc<AtomicBool>;
+pub(crate) type Cut = Arc<AtomicBool>;
 
 /// How long a cut connection hangs before it fails, like a kernel that gives up on its retransmissions.
 const USER_TIMEOUT: Duration = Duration::from_secs(15);
@@ -72,13 +72,13 @@ fn cuttable(key: &Keypair, cut: Cut) -> BoxedTransport {
 }
 
 /// A transport in memory that nobody cuts.
-pub(in crate) fn in_memory(key: &Keypair) -> BoxedTransport {
+pub(crate) fn in_memory(key: &Keypair) -> BoxedTransport {
     cuttable(key, Cut::default())
 }
 
 impl World {
     /// Starts a node on a transport in memory. For paused time.
-    pub(in crate) async fn start_in_memory(&mut self, node: usize) -> (Node, Cut) {
+    pub(crate) async fn start_in_memory(&mut self, node: usize) -> (Node, Cut) {
         let (config, wall) = self.config(node, "/memory/0".parse().unwrap());
         let cut = Cut::default();
         let transport = cuttable(&config.keypair, cut.clone());

@@ -168,7 +168,9 @@ impl Audit {
     fn judge(&mut self, entry: Entry) -> Result<(), String> {
         match self.org_heads.get(&entry.org) {
             Some(place) if *place >= self.org_at => self.org_at = *place,
-            Some(_) => return Err("it was judged by an older head of the org's chain than the entry before it".to_owned()),
+            Some(_) => {
+                return Err("it was judged by an older head of the org's chain than the entry before it".to_owned());
+            }
             None => return Err("it was judged by a head that the org's chain does not have".to_owned()),
         }
         self.author(&entry)?;
@@ -192,9 +194,9 @@ impl Audit {
                     return Err("it is signed by a device that was not of the org then".to_owned());
                 }
                 let draft: Draft = serde_json::from_str(draft).map_err(|error| format!("its draft: {error}"))?;
-                self.is_draft_of(&draft, entry).then_some(()).ok_or_else(|| {
-                    "its author signed something else than what stands here".to_owned()
-                })
+                self.is_draft_of(&draft, entry)
+                    .then_some(())
+                    .ok_or_else(|| "its author signed something else than what stands here".to_owned())
             }
             Auth::Resident { node, sig } => {
                 let (message, attempt) = match &entry.body {

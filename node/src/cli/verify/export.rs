@@ -40,7 +40,8 @@ pub struct Exported {
 pub fn write(folder: &Folder, named: &str, file: &Path) -> Result<Exported, ApiError> {
     let channel = folder.channel_here(named)?;
     let unwritable = |error: io::Error| {
-        ApiError::new(Code::Internal, format!("{} can't be written: {error}", file.display())).hint("choose another file")
+        ApiError::new(Code::Internal, format!("{} can't be written: {error}", file.display()))
+            .hint("choose another file")
     };
     if file.exists() {
         return Err(ApiError::new(Code::Conflict, format!("{} is there already", file.display()))

@@ -281,8 +281,8 @@ impl Source {
             }
         }
         if let Self::File { after_log, reader, path, .. } = self {
-            let at_end = matches!(after_log, Some(Mark::End {}))
-                && read_line(reader).map_err(unreadable(path))?.is_none();
+            let at_end =
+                matches!(after_log, Some(Mark::End {})) && read_line(reader).map_err(unreadable(path))?.is_none();
             if !at_end {
                 let seq = Seq(audit.head().seq.0 + 1);
                 return Ok(Err(Bad { seq, what: "the file does not end as it was written".to_owned() }));

@@ -156,12 +156,21 @@ async fn any_bent_byte_of_an_export_is_found() {
     for at in (0..sound.len()).step_by(61) {
         let mut bytes = sound.clone();
         bytes[at] ^= 1;
-        assert!(!verdict(&bytes).await, "byte {at} of {}: {:?}", sound.len(), String::from_utf8_lossy(&sound[at.saturating_sub(40)..at + 1]));
+        assert!(
+            !verdict(&bytes).await,
+            "byte {at} of {}: {:?}",
+            sound.len(),
+            String::from_utf8_lossy(&sound[at.saturating_sub(40)..at + 1])
+        );
     }
     let lines: Vec<&[u8]> = sound.split_inclusive(|byte| *byte == b'\n').collect();
     for dropped in 0..lines.len() {
-        let bytes: Vec<u8> =
-            lines.iter().enumerate().filter(|(at, _)| *at != dropped).flat_map(|(_, line)| line.iter().copied()).collect();
+        let bytes: Vec<u8> = lines
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| *at != dropped)
+            .flat_map(|(_, line)| line.iter().copied())
+            .collect();
         assert!(!verdict(&bytes).await, "line {dropped}: {}", String::from_utf8_lossy(lines[dropped]));
     }
     assert!(!verdict(&sound[..sound.len() - 5]).await, "cut short");

@@ -40,11 +40,7 @@ pub(crate) struct Played {
 impl Played {
     fn new() -> Self {
         let agents = BTreeMap::from([(AGENT.to_owned(), agent())]);
-        Self {
-            calls: Arc::default(),
-            log: watch::Sender::new(Vec::new()),
-            agents: Arc::new(Mutex::new(agents)),
-        }
+        Self { calls: Arc::default(), log: watch::Sender::new(Vec::new()), agents: Arc::new(Mutex::new(agents)) }
     }
 
     pub(crate) fn count(&self) -> usize {

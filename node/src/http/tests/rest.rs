@@ -66,7 +66,10 @@ async fn the_page_needs_no_login_and_no_script() {
     assert_eq!(page.status, 200);
     assert!(page.header("content-security-policy").unwrap().contains("default-src 'none'"), "{}", page.head);
     assert!(!page.body.contains("<script") && page.body.contains("href=\"/assets/page.css\""));
-    assert_eq!(bed.http("GET /assets/page.css", &[&host], "").await.header("content-type"), Some("text/css; charset=utf-8"));
+    assert_eq!(
+        bed.http("GET /assets/page.css", &[&host], "").await.header("content-type"),
+        Some("text/css; charset=utf-8")
+    );
     assert_eq!(bed.http("GET /healthz", &[&host], "").await.json()["ok"], true);
 }
 
@@ -107,7 +110,8 @@ fn schemas_have_the_fields_of_the_views() {
     let document = serde_json::to_value(openapi::document()).unwrap();
     let check = |schema: &str, value: Value| {
         let described = &document["components"]["schemas"][schema]["properties"];
-        let described: BTreeSet<_> = described.as_object().unwrap_or_else(|| panic!("{schema}")).keys().cloned().collect();
+        let described: BTreeSet<_> =
+            described.as_object().unwrap_or_else(|| panic!("{schema}")).keys().cloned().collect();
         let sent: BTreeSet<_> = value.as_object().unwrap().keys().cloned().collect();
         assert_eq!(sent, described, "{schema}");
     };

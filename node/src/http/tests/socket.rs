@@ -88,7 +88,10 @@ async fn wrong_messages_are_answered_and_do_not_end_the_socket() {
     assert_eq!(answer["error"]["code"], "invalid");
     assert!(ws.ask(&json!({"id": 3, "op": "status"})).await["ok"].is_object());
     let answer = ws.ask(&json!({"id": 4, "op": "channel-show", "channel": "nowhere"})).await;
-    assert_eq!(answer["error"], json!({"code": "not_found", "message": "no channel nowhere", "hint": "tieline channel list"}));
+    assert_eq!(
+        answer["error"],
+        json!({"code": "not_found", "message": "no channel nowhere", "hint": "tieline channel list"})
+    );
 }
 
 #[tokio::test]

@@ -93,7 +93,7 @@ pub fn items(seq: Seq, by: Option<MemberId>, auth: &Auth, body: &Body, out: &mut
 }
 
 /// [`items`] of an entry that is about to be written.
-pub(in crate) fn new_items(entry: &NewEntry, out: &mut Vec<Item>) {
+pub(crate) fn new_items(entry: &NewEntry, out: &mut Vec<Item>) {
     items(entry.seq, entry.by, &entry.auth, &entry.body, out);
 }
 

@@ -85,15 +85,20 @@ fn mutate(entry: &NewEntry, rng: &mut ChaCha8Rng) -> Option<NewEntry> {
     }
     fn change(value: &mut Value, at: &mut u64, rng: &mut ChaCha8Rng) {
         if *at == 0 {
-            let wild = [0, 1, 2, 3, 5, 8, 16, 32, COUNTER_MAX - 1, COUNTER_MAX, COUNTER_MAX + 1, u64::MAX - 1, u64::MAX];
+            let wild =
+                [0, 1, 2, 3, 5, 8, 16, 32, COUNTER_MAX - 1, COUNTER_MAX, COUNTER_MAX + 1, u64::MAX - 1, u64::MAX];
             let n = rng.next_u64();
             let near = value.as_u64().map(|was| was.wrapping_add(n % 5).wrapping_sub(2));
             *value = match value {
                 Value::Number(_) if n % 3 == 0 => near.unwrap_or_default().into(),
                 Value::Number(_) => wild[usize::try_from(n % 13).expect("small")].into(),
-                Value::String(_) => ["", "elk", "completed", "failed", "@elk @gnu", "x"][usize::try_from(n % 6).expect("small")].into(),
+                Value::String(_) => {
+                    ["", "elk", "completed", "failed", "@elk @gnu", "x"][usize::try_from(n % 6).expect("small")].into()
+                }
                 Value::Bool(was) => (!*was).into(),
-                Value::Array(items) if n.is_multiple_of(2) => Value::Array(items.iter().chain(items.iter()).cloned().collect()),
+                Value::Array(items) if n.is_multiple_of(2) => {
+                    Value::Array(items.iter().chain(items.iter()).cloned().collect())
+                }
                 Value::Array(_) => Value::Array(Vec::new()),
                 Value::Object(_) | Value::Null => Value::Null,
             };
