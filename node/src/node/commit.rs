@@ -189,9 +189,13 @@ impl Node {
             }
             Report::JournalFailed { id, reason } => self.failed(None, &[Target::Journal(id)], &reason),
             Report::LogReopened { log: LogId::Channel(id), .. } => self.refold(id),
+            Report::JournalReopened { id: JournalId::Attempts(_), .. } => self.resident_reopened(),
             Report::LogReopened { .. } | Report::JournalReopened { .. } => {}
             Report::StillStopped { target, reason } => {
                 tracing::debug!(%target, %reason, "still takes no writes");
+                if let Target::Journal(id) = target {
+                    self.stopped.insert(id);
+                }
                 self.reopen_at.get_or_insert_with(|| Instant::now() + REOPEN_EVERY);
             }
         }
@@ -270,6 +274,10 @@ impl Node {
     fn failed(&mut self, owner: Option<Owner>, stopped: &[Target], reason: &Reason) {
         let words = reason.to_string();
         tracing::error!(?owner, ?stopped, reason = words, "something could not be made durable");
+        self.stopped.extend(stopped.iter().filter_map(|target| match target {
+            Target::Journal(id) => Some(*id),
+            Target::Log(_) => None,
+        }));
         let mut channels = stopped
             .iter()
             .filter_map(|target| match target {
@@ -314,6 +322,10 @@ impl Node {
 
     /// Tries to write again to everything that takes no writes.
     pub(super) fn reopen(&mut self) {
+        // Journals first: what a log is folded to next is what they hold then.
+        for id in std::mem::take(&mut self.stopped) {
+            self.submit_command(Command::Reopen(Target::Journal(id)));
+        }
         let stopped = self.channels.iter().filter(|(_, channel)| channel.home.is_none());
         for id in stopped.map(|(id, _)| *id).collect::<Vec<_>>() {
             self.submit_command(Command::Reopen(Target::Log(LogId::Channel(id))));

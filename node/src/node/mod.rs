@@ -31,7 +31,7 @@ mod turns;
 mod up;
 mod views;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,7 +56,7 @@ pub use up::up;
 use crate::config::Config;
 use crate::handle::{ApiCall, Caller, NodeHandle};
 use crate::net::{Net, NetEvent, NetEvents, OrgView};
-use crate::store::{Command, Index, Reader, Report, Writer};
+use crate::store::{Command, Index, JournalId, Reader, Report, Writer};
 use channel::Channel;
 use membership::Membership;
 use outlet::{LocalFrame, Outlet};
@@ -172,6 +172,8 @@ struct Node {
     staged: blobs::Staged,
     work: VecDeque<Work>,
     reopen_at: Option<Instant>,
+    /// Journals that the writer has stopped.
+    stopped: BTreeSet<JournalId>,
     stop: CancellationToken,
     data: PathBuf,
 }

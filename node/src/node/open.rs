@@ -1,6 +1,6 @@
 //! Start and stop: from a data folder to a running loop and back.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -382,7 +382,7 @@ fn evidence(layout: &Layout, id: &AttemptId) -> RunEvidence {
 }
 
 /// The resident's attempt journal: the newest one, or a new one. Gives its length and what has to be written first.
-fn open_resident(layout: &Layout) -> Result<(Resident, JournalId, u64, Vec<u8>), StartError> {
+pub(super) fn open_resident(layout: &Layout) -> Result<(Resident, JournalId, u64, Vec<u8>), StartError> {
     let newest = std::fs::read_dir(layout.attempts()).into_iter().flatten().filter_map(|item| {
         let name = item.ok()?.file_name();
         u64::from_str(name.to_str()?.strip_suffix(".jsonl")?).ok()
@@ -617,6 +617,7 @@ async fn live(
         staged: super::blobs::Staged::default(),
         work: VecDeque::new(),
         reopen_at: None,
+        stopped: BTreeSet::new(),
         stop,
         data: config.data.clone(),
         config: config.clone(),

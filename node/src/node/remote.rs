@@ -33,17 +33,22 @@ impl Node {
     pub(super) fn link_up(&mut self, node: NodeId, name: &str, peer: PeerId, addr: Option<Multiaddr>) {
         tracing::info!(node = %node.short(), name, "link up");
         self.membership.met(node, peer, addr);
-        let hello = Message::Hello {
-            version: VERSION,
-            name: self.config.name.clone(),
-            addrs: self.addrs.clone(),
-            mark: self.turns.mark(),
-        };
+        let hello = self.hello();
         self.send(node, hello, Vec::new());
         let org = self.membership.org();
         if org.and_then(|org| org.home()) == Some(node) {
             let from = org.map_or(Seq(1), |org| org.seq().next());
             self.send(node, Message::OrgGet { from }, Vec::new());
+        }
+    }
+
+    /// What this node says first on a link, and again when its attempt journal is another.
+    pub(super) fn hello(&self) -> Message {
+        Message::Hello {
+            version: VERSION,
+            name: self.config.name.clone(),
+            addrs: self.addrs.clone(),
+            mark: self.turns.mark(),
         }
     }
 

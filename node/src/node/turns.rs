@@ -406,6 +406,39 @@ impl Node {
         }
     }
 
+    /// The attempt journal takes writes again: what is in it is true, and nothing else. What ran meanwhile is held.
+    pub(super) fn resident_reopened(&mut self) {
+        if self.turns.stopped.take().is_none() {
+            return;
+        }
+        self.abandon_turns();
+        self.turns.runners.clear();
+        match super::open::open_resident(self.reader.layout()) {
+            Ok((resident, journal, length, first)) => {
+                self.turns.resident = resident;
+                self.turns.journal = journal;
+                self.turns.length = length + first.len() as u64;
+                if !first.is_empty() {
+                    let append = JournalAppend { id: journal, at: 0, bytes: first, sync: true };
+                    let commit = Commit { token: 0, journals: vec![append], ..Commit::default() };
+                    self.submit_command(Command::Commit(commit));
+                }
+            }
+            Err(error) => {
+                self.turns.stopped = Some(error.to_string());
+                return;
+            }
+        }
+        tracing::info!("turns start here again");
+        for id in self.channels.keys().copied().collect::<Vec<_>>() {
+            self.greet(id);
+        }
+        for node in self.peers.keys().copied().collect::<Vec<_>>() {
+            let hello = self.hello();
+            self.send(node, hello, Vec::new());
+        }
+    }
+
     pub(super) fn reload(&mut self) -> Result<serde_json::Value, ApiError> {
         let failed = |error: String| ApiError::new(Code::Invalid, error);
         let consent = Consent::load(&self.data, self.me).map_err(|error| failed(error.to_string()))?;

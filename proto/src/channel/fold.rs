@@ -53,6 +53,9 @@ pub enum FoldError {
     },
 }
 
+/// Decided cards that are remembered: as many as anybody has on a screen.
+const DECIDED_MAX: usize = 64;
+
 impl State {
     /// Begins a fold with the first entry.
     ///
@@ -82,6 +85,7 @@ impl State {
             turns: BTreeMap::new(),
             cards: BTreeMap::new(),
             rounds: BTreeMap::new(),
+            decided: VecDeque::new(),
             latest_agent: None,
             handles: BTreeMap::new(),
             added: BTreeMap::new(),
@@ -455,6 +459,16 @@ impl State {
     }
 
     fn close_asks(&mut self, message: MessageId) {
+        for (number, card) in &self.cards {
+            if let Card::Ask { run, answered: Some((by, choice, _)), .. } = card
+                && *run == message
+            {
+                self.decided.push_back((*number, *by, choice.clone()));
+            }
+        }
+        while self.decided.len() > DECIDED_MAX {
+            self.decided.pop_front();
+        }
         self.cards.retain(|_, card| !matches!(card, Card::Ask { run, .. } if *run == message));
     }
 

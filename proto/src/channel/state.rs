@@ -205,6 +205,8 @@ pub struct State {
     pub turns: BTreeMap<MessageId, Turn>,
     /// Open cards by number.
     pub cards: BTreeMap<MessageId, Card>,
+    /// The cards answered last whose turns are over, with who answered and what: a late answer is told so.
+    pub decided: VecDeque<(MessageId, Option<MemberId>, Vec<String>)>,
     /// Open rounds by the message that opened them.
     pub rounds: BTreeMap<MessageId, RoundState>,
     /// Author of the latest finished agent message.

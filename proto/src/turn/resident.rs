@@ -305,6 +305,8 @@ struct Attempted {
     home: NodeId,
     member: MemberId,
     hash: Hash,
+    /// Where its acceptance is in the journal.
+    mark: Option<JournalMark>,
     phase: Phase,
 }
 
@@ -374,7 +376,9 @@ impl Resident {
                 Record::Accepted { id, home, member, payload, boot } => {
                     boots.insert(id, boot);
                     let phase = Phase::NeverStarted;
-                    resident.attempts.insert(id, Attempted { home, member, hash: payload, phase });
+                    resident
+                        .attempts
+                        .insert(id, Attempted { home, member, hash: payload, mark: Some(resident.mark), phase });
                 }
                 Record::Handed { id } => {
                     handed.insert(id);
@@ -589,12 +593,14 @@ impl Resident {
             self.forget(step, other);
         }
         let (spec, attachments) = (work.spec.clone(), work.attachments.clone());
-        self.attempts.insert(id, Attempted { home, member, hash, phase: Phase::Asking(Box::new(work)) });
+        self.attempts.insert(id, Attempted { home, member, hash, mark: None, phase: Phase::Asking(Box::new(work)) });
         step.effects.push(Effect::Admit { id, home, spec, attachments });
     }
 
     fn admitted(&mut self, step: &mut ResidentStep, id: AttemptId, result: Result<Admission, Refusal>) {
-        let Some(Attempted { home, member, hash, phase: Phase::Asking(work) }) = self.attempts.get(&id).cloned() else {
+        let Some(Attempted { home, member, hash, mark: _, phase: Phase::Asking(work) }) =
+            self.attempts.get(&id).cloned()
+        else {
             return;
         };
         let admission = match result {
@@ -611,7 +617,7 @@ impl Resident {
         step.sync = true;
         let mark = self.mark;
         let phase = Phase::Accepted(mark, admission, work);
-        self.attempts.insert(id, Attempted { home, member, hash, phase });
+        self.attempts.insert(id, Attempted { home, member, hash, mark: Some(mark), phase });
         step.effects.push(Effect::Accept { id, home, mark, start: true });
     }
 
@@ -691,6 +697,10 @@ impl Resident {
                 step.effects.push(Effect::Resume { id, home, from: asked.have });
             }
             Phase::Ended(finish) => {
+                // The home may have missed that it was ever handed over.
+                if let Some(mark) = attempt.mark {
+                    step.effects.push(Effect::Accept { id, home, mark, start: false });
+                }
                 step.effects.push(Effect::Resume { id, home, from: asked.have });
                 step.effects.push((**finish).clone());
             }

@@ -133,7 +133,8 @@ impl Home {
         if let Some(target) = post.reply_to
             && (target > self.state.message || target == MessageId(0))
         {
-            return Err(ApiError::new(Code::NotFound, format!("there is no message #{target} to reply to")));
+            return Err(ApiError::new(Code::NotFound, format!("there is no message #{target} to reply to"))
+                .hint("tieline tail CHANNEL --once shows the numbers"));
         }
         let message = self.state.message.next();
         let (routed, held) = self.route(by, origin, &post.text, message)?;
@@ -195,6 +196,12 @@ impl Home {
                     .hint(format!("tieline hold release CHANNEL {card}, or: tieline hold drop CHANNEL {card}")));
             }
             None => {
+                let decided = self.state.decided.iter().find(|(number, _, _)| *number == card);
+                if let Some((_, who, choice)) = decided {
+                    let (who, choice) = (self.state.handle(*who), choice.join(", "));
+                    let words = format!("@{who} has answered #{card} already: {choice}");
+                    return Err(ApiError::new(Code::Conflict, words));
+                }
                 return Err(ApiError::new(Code::NotFound, format!("#{card} is no open card")).hint("tieline inbox"));
             }
         };
