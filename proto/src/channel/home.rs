@@ -30,6 +30,9 @@ pub const BATCH_LEN_MAX: usize = 64;
 /// Messages that a payload cites at most, over its whole batch.
 pub const REFERENCES_MAX: usize = 16;
 
+/// Questions of one turn that can be open at once; a turn that asks more is broken.
+pub const ASKS_OPEN_MAX: usize = 64;
+
 /// Messages kept in memory so that a turn started in the same step as its post finds the text.
 const RECENT_MAX: usize = 64;
 
@@ -284,8 +287,8 @@ pub struct RunProgress {
     /// (length, events) after each append that is not known to be durable.
     unsynced: VecDeque<(u64, u64)>,
     synced: u64,
-    /// Questions raised so far, so that a repeated event raises no second card.
-    asked: BTreeSet<String>,
+    /// Questions that the home has not looked at yet.
+    asks: Vec<EventAsk>,
 }
 
 impl RunProgress {
@@ -300,15 +303,15 @@ impl RunProgress {
             last: Vec::new(),
             unsynced: VecDeque::new(),
             synced: 0,
-            asked: BTreeSet::new(),
+            asks: Vec::new(),
         }
     }
 
-    /// Takes in whole lines: on restart what the disk has, later what arrives. Returns the questions among them.
+    /// Takes in whole lines: on restart what the disk has, later what arrives.
     ///
     /// # Errors
     /// When the bytes are not whole lines of one sound JSON object each.
-    pub fn absorb(&mut self, lines: &[u8]) -> Result<Vec<EventAsk>, json::JsonError> {
+    pub fn absorb(&mut self, lines: &[u8]) -> Result<(), json::JsonError> {
         let mut asks = Vec::new();
         let mut last: &[u8] = &[];
         let mut count = 0;
@@ -327,7 +330,8 @@ impl RunProgress {
         self.length += lines.len() as u64;
         self.hasher.update(lines);
         last.clone_into(&mut self.last);
-        Ok(asks)
+        self.asks.append(&mut asks);
+        Ok(())
     }
 
     /// Everything absorbed so far is durable.
@@ -373,10 +377,12 @@ pub struct Home {
     /// Posts under client ids whose entries are not known to be indexed yet.
     clients: BTreeMap<(String, ClientId), (MessageId, Seq)>,
     durable: Seq,
-    /// Answers that reached their harness. After a restart they are sent again, and known there.
-    delivered: BTreeSet<(MessageId, String)>,
-    /// When the oldest open round began to wait only for participants that cannot run.
+    /// Cards whose answer reached the harness. After a restart answers are sent again, and known there.
+    delivered: BTreeSet<MessageId>,
+    /// Since when rounds wait only for participants that cannot run.
     stuck: BTreeMap<MessageId, Millis>,
+    /// Questions that are in a run's journal though the crash came before their cards: raised with the next step.
+    unraised: Vec<(AttemptId, EventAsk)>,
 }
 
 impl Home {
@@ -403,8 +409,15 @@ impl Home {
 
     /// Takes a folded log up again. `runs` are the journals of its open turns, as far as they are durable.
     #[must_use]
-    pub fn new(state: State, me: NodeId, runs: BTreeMap<MessageId, RunProgress>) -> Self {
+    pub fn new(state: State, me: NodeId, mut runs: BTreeMap<MessageId, RunProgress>) -> Self {
         let durable = state.seq;
+        let mut unraised = Vec::new();
+        runs.retain(|run, progress| {
+            let Some(turn) = state.turns.get(run).filter(|turn| turn.attempt == progress.attempt) else { return false };
+            let id = AttemptId { channel: state.id, run: *run, attempt: turn.attempt };
+            unraised.extend(progress.asks.drain(..).map(|ask| (id, ask)));
+            true
+        });
         Self {
             me,
             state,
@@ -415,12 +428,16 @@ impl Home {
             durable,
             delivered: BTreeSet::new(),
             stuck: BTreeMap::new(),
+            unraised,
         }
     }
 
     /// Applies one input. Act on the step before the next one.
     pub fn handle(&mut self, input: Input, context: &mut Context<'_>) -> Step {
         let mut step = Step::default();
+        for (id, ask) in std::mem::take(&mut self.unraised) {
+            self.raise(&mut step, context, id, ask);
+        }
         match input {
             Input::Op { ticket, by, auth, op } => {
                 let result = self.operate(&mut step, context, by, auth, op);
@@ -475,7 +492,13 @@ impl Home {
         auth: Auth,
         op: Op,
     ) -> Result<Ask, OpError> {
-        if self.state.archived {
+        if let Some(earlier) = self.earlier(context, by, &auth, &op) {
+            return Ok(earlier);
+        }
+        // What was begun can still be ended in a channel that is over; nothing else happens in it.
+        let ends =
+            matches!(op, Op::MemberInterrupt(_) | Op::MemberKill(_) | Op::Answer(..) | Op::Hold { release: false, .. });
+        if self.state.archived && !ends {
             return Err(ApiError::new(Code::ReadOnly, "the channel is archived"));
         }
         match op {
@@ -505,13 +528,7 @@ impl Home {
                 self.pump(step, context, member);
                 Ok(done)
             }
-            Op::MemberInterrupt(member) => {
-                let handle = self.live(member)?.spec.handle.clone();
-                match self.state.members.get(&member).and_then(|member| member.turn) {
-                    Some(run) => Ok(Ask::Done(self.stop(step, context, by, run))),
-                    None => Err(ApiError::new(Code::Conflict, format!("@{handle} runs no turn"))),
-                }
-            }
+            Op::MemberInterrupt(member) => self.interrupt(step, context, by, member),
             Op::MemberKill(member) => {
                 self.live(member)?;
                 let done = self.change(step, context, by, member, MemberChange::Killed);
@@ -525,15 +542,43 @@ impl Home {
                 Ok(done)
             }
             Op::MemberRemove(member) => {
-                self.live(member)?;
+                let held = self.live(member)?.turn.filter(|run| {
+                    self.state.turns.get(run).is_some_and(|turn| matches!(turn.phase, TurnPhase::Held(_)))
+                });
+                let seq = self.append(step, context, by, Auth::Home, Body::MemberRemoved { member });
+                if let Some(run) = held {
+                    self.drop_held(step, context, by, run, false);
+                }
                 self.kill(step, context, by, member);
-                Ok(Ask::Done(self.append(step, context, by, Auth::Home, Body::MemberRemoved { member })))
+                self.finish_rounds(step, context);
+                Ok(Ask::Done(seq))
             }
             Op::Answer(card, answer) => self.answer(step, context, by, card, answer),
             Op::Hold { message, release, may_run_twice } => {
                 self.decide(step, context, by, message, release, may_run_twice)
             }
-            Op::Archive => Ok(Ask::Done(self.append(step, context, by, auth, Body::ChannelArchived {}))),
+            Op::Archive => {
+                let seq = self.append(step, context, by, auth, Body::ChannelArchived {});
+                for run in self.state.turns.keys().copied().collect::<Vec<_>>() {
+                    self.stop(step, context, by, run);
+                }
+                Ok(Ask::Done(seq))
+            }
+        }
+    }
+
+    /// What an earlier request with the same id led to: a repeated one is answered with that, whatever changed since.
+    fn earlier(&self, context: &Context<'_>, by: Option<MemberId>, auth: &Auth, op: &Op) -> Option<Ask> {
+        match op {
+            Op::Post { client: Some(client), .. } => {
+                let key = (poster(by, auth), client.clone());
+                let recent = self.clients.get(&key).copied();
+                let (message, seq) = recent.or_else(|| context.history.posted(by, auth, client))?;
+                let to = self.cited(context.history, message).map(|cited| self.handles(&cited.to));
+                Some(Ask::Posted { message, seq, unknown: Vec::new(), to: to.unwrap_or_default() })
+            }
+            Op::MemberAdd { client: Some(client), .. } => self.state.added_by(client).map(Ask::Added),
+            _ => None,
         }
     }
 
@@ -548,22 +593,16 @@ impl Home {
         client: Option<ClientId>,
         run: Option<MessageId>,
     ) -> Result<Ask, OpError> {
-        let poster = poster(by, &auth);
-        if let Some(client) = &client {
-            let earlier = self.clients.get(&(poster.clone(), client.clone())).copied();
-            if let Some((message, seq)) = earlier.or_else(|| context.history.posted(by, &auth, client)) {
-                return Ok(Ask::Posted { message, seq, unknown: Vec::new(), to: Vec::new() });
-            }
-        }
         check_post(&post)?;
-        let author = by.and_then(|id| self.state.members.get(&id));
-        if author.is_none_or(|author| author.removed) {
-            return Err(ApiError::new(Code::Refused, "only members of the channel post"));
-        }
-        let origin = match run.and_then(|run| self.state.turns.get(&run)) {
-            Some(turn) => Origin::MidTurn { hops: turn.hops },
-            None => Origin::Post,
+        let author = by.and_then(|id| self.state.members.get(&id)).filter(|author| !author.removed);
+        let author = author.ok_or_else(|| ApiError::new(Code::Refused, "only members of the channel post"))?;
+        // Whatever an agent says of the turn it posts from, its hops count on: only people begin anew.
+        let origin = match author.spec.kind {
+            MemberKind::Agent => Origin::MidTurn { hops: author.hops },
+            _ => Origin::Post,
         };
+        let run = run.filter(|run| author.turn == Some(*run));
+        let poster = poster(by, &auth);
         if let Some(target) = post.reply_to
             && (target > self.state.message || target == MessageId(0))
         {
@@ -601,9 +640,6 @@ impl Home {
         spec: MemberSpec,
         client: Option<ClientId>,
     ) -> Result<Ask, OpError> {
-        if let Some(member) = client.as_ref().and_then(|client| self.state.added_by(client)) {
-            return Ok(Ask::Added(member));
-        }
         self.free_handle(&spec.handle)?;
         if self.state.members.values().filter(|member| !member.removed).count() >= MEMBERS_MAX {
             return Err(ApiError::new(Code::Limit, format!("a channel has at most {MEMBERS_MAX} members")));
@@ -662,17 +698,13 @@ impl Home {
         });
         match held.map(|(_, card)| card.clone()) {
             Some(Card::HeldTurn { run, .. }) => {
-                let body = Body::HoldReleased { message: run, retry: release, may_run_twice };
-                let member = self.state.turns.get(&run).map(|turn| turn.member);
+                if !release {
+                    return Ok(Ask::Done(self.drop_held(step, context, by, run, may_run_twice)));
+                }
+                let body = Body::HoldReleased { message: run, retry: true, may_run_twice };
                 let seq = self.append(step, context, by, Auth::Home, body);
-                if release {
-                    self.retry(step, context, run);
-                } else {
-                    self.runs.remove(&run);
-                    self.finish_rounds(step, context);
-                    if let Some(member) = member {
-                        self.pump(step, context, member);
-                    }
+                if let Some(member) = self.state.turns.get(&run).map(|turn| turn.member) {
+                    self.pump(step, context, member);
                 }
                 Ok(Ask::Done(seq))
             }
@@ -685,6 +717,28 @@ impl Home {
             _ => Err(ApiError::new(Code::NotFound, format!("nothing is held under #{message}"))
                 .hint("tieline hold list CHANNEL")),
         }
+    }
+
+    /// Gives a held turn up.
+    fn drop_held(
+        &mut self,
+        step: &mut Step,
+        context: &mut Context<'_>,
+        by: Option<MemberId>,
+        run: MessageId,
+        may_run_twice: bool,
+    ) -> Seq {
+        let turn = self.state.turns.get(&run).map(|turn| (turn.member, turn.node, self.attempt_id(run, turn)));
+        let body = Body::HoldReleased { message: run, retry: false, may_run_twice };
+        let seq = self.append(step, context, by, Auth::Home, body);
+        self.runs.remove(&run);
+        self.finish_rounds(step, context);
+        if let Some((member, node, id)) = turn {
+            // The resident keeps what it knows of the attempt until it hears that nobody asks any more.
+            step.effects.push(Effect::Send(node, Message::FinishedAck { id }, Vec::new()));
+            self.pump(step, context, member);
+        }
+        seq
     }
 
     fn live(&self, id: MemberId) -> Result<&super::state::Member, OpError> {
@@ -710,6 +764,26 @@ impl Home {
         Ask::Done(self.append(step, context, by, Auth::Home, Body::MemberChanged { member, change }))
     }
 
+    fn interrupt(
+        &mut self,
+        step: &mut Step,
+        context: &mut Context<'_>,
+        by: Option<MemberId>,
+        member: MemberId,
+    ) -> Result<Ask, OpError> {
+        let member = self.live(member)?;
+        let handle = &member.spec.handle;
+        let turn = member.turn.and_then(|run| Some((run, self.state.turns.get(&run)?)));
+        match turn {
+            Some((_, Turn { phase: TurnPhase::Held(card), .. })) => {
+                let what = format!("nobody knows whether @{handle} still works: its turn is held by #{card}");
+                Err(ApiError::new(Code::Conflict, what).hint(format!("tieline hold drop CHANNEL {card}")))
+            }
+            Some((run, _)) => Ok(Ask::Done(self.stop(step, context, by, run))),
+            None => Err(ApiError::new(Code::Conflict, format!("@{handle} runs no turn"))),
+        }
+    }
+
     fn kill(&mut self, step: &mut Step, context: &mut Context<'_>, by: Option<MemberId>, member: MemberId) {
         let Some(state) = self.state.members.get(&member) else { return };
         let node = state.spec.node;
@@ -721,15 +795,29 @@ impl Home {
         }
     }
 
+    /// Asks the resident to stop a turn. A held one stays as it is: there is nobody to ask.
     fn stop(&mut self, step: &mut Step, context: &mut Context<'_>, by: Option<MemberId>, run: MessageId) -> Seq {
+        let Some(turn) = self.state.turns.get(&run) else { return self.state.seq };
+        if matches!(turn.phase, TurnPhase::Held(_)) {
+            return self.state.seq;
+        }
+        let (node, id, released) = (turn.node, self.attempt_id(run, turn), turn.released);
         let seq = self.append(step, context, by, Auth::Home, Body::StopRequested { message: run });
-        if let Some(turn) = self.state.turns.get(&run)
-            && !matches!(turn.phase, TurnPhase::Held(_))
-        {
-            let id = self.attempt_id(run, turn);
-            step.effects.push(Effect::Send(turn.node, Message::Stop { id }, Vec::new()));
+        if released {
+            let reason = "it was stopped before it was tried again".to_owned();
+            self.abandon(step, context, id, Some(reason));
+        } else {
+            step.effects.push(Effect::Send(node, Message::Stop { id }, Vec::new()));
         }
         seq
+    }
+
+    /// Ends a turn that was to stop and that no resident will end.
+    fn abandon(&mut self, step: &mut Step, context: &mut Context<'_>, id: AttemptId, error: Option<String>) {
+        let Some(node) = self.state.turns.get(&id.run).map(|turn| turn.node) else { return };
+        let outcome = Outcome { status: Status::Interrupted, text: String::new(), error, usage: None };
+        self.finish(step, context, id, outcome, None, Auth::Home);
+        step.effects.push(Effect::Send(node, Message::FinishedAck { id }, Vec::new()));
     }
 
     // ---- routing ----
@@ -772,18 +860,24 @@ impl Home {
 
     // ---- turns ----
 
-    /// Starts the member's next turn, if it can.
+    /// Starts the member's next turn, or the next try of one that was released, if it can.
     fn pump(&mut self, step: &mut Step, context: &mut Context<'_>, id: MemberId) {
         let Some(member) = self.state.members.get(&id) else { return };
         let Some(node) = member.spec.node else { return };
         let Some(mark) = self.up.get(&node).copied() else { return };
-        if self.state.archived || !member.ready() {
+        if self.state.archived || !member.may_start() {
+            return;
+        }
+        if let Some(run) = member.turn {
+            if self.state.turns.get(&run).is_some_and(|turn| turn.released) {
+                self.retry(step, context, run);
+            }
             return;
         }
         let Some(head) = member.queue.front() else { return };
         // A batch never mixes rounds, and the results of a round stand alone.
         let (round, alone) = (head.round, !head.results.is_empty());
-        let same = member.queue.iter().take_while(|queued| queued.round == round);
+        let same = member.queue.iter().take_while(|queued| queued.round == round && queued.results.is_empty() != alone);
         let batch = same.take(if alone { 1 } else { BATCH_LEN_MAX }).cloned().collect::<Vec<_>>();
         let brief = !member.briefed;
         let message = self.state.message.next();
@@ -806,7 +900,7 @@ impl Home {
         self.append(step, context, None, Auth::Home, body);
         self.runs.insert(message, RunProgress::new(Attempt(1)));
         step.blobs.push((hash, payload.clone()));
-        self.deliver(step, context, message, payload, false);
+        self.deliver(step, context, message, payload);
     }
 
     /// The payload of a batch, and how many of its messages fit.
@@ -831,19 +925,7 @@ impl Home {
         });
         let messages = messages.collect::<Vec<_>>();
         let fit = payload::batch_fit(messages.iter().copied()).max(1).min(messages.len());
-        let mut known = batch.iter().map(|queued| queued.message).collect::<BTreeSet<_>>();
-        let mut cites = Vec::new();
-        for (queued, cited) in texts.iter().take(fit) {
-            let refs = route::mention::scan(&cited.text).refs;
-            for message in queued.results.iter().copied().chain(cited.reply_to).chain(refs) {
-                if cites.len() < REFERENCES_MAX
-                    && known.insert(message)
-                    && let Some(cited) = self.cited(context.history, message)
-                {
-                    cites.push((message, cited));
-                }
-            }
-        }
+        let cites = self.cites(context.history, texts.get(..fit).unwrap_or_default());
         let references = cites.iter().map(|(message, cited)| PayloadReference {
             message: *message,
             author: self.state.handle(cited.by),
@@ -863,6 +945,24 @@ impl Home {
         (text, fit)
     }
 
+    /// What a batch cites, one level deep.
+    fn cites(&self, history: &dyn History, batch: &[(&Queued, Cited)]) -> Vec<(MessageId, Cited)> {
+        let mut known = batch.iter().map(|(queued, _)| queued.message).collect::<BTreeSet<_>>();
+        let mut cites = Vec::new();
+        for (queued, cited) in batch {
+            let refs = route::mention::scan(&cited.text).refs;
+            for message in queued.results.iter().copied().chain(cited.reply_to).chain(refs) {
+                if cites.len() < REFERENCES_MAX
+                    && known.insert(message)
+                    && let Some(cited) = self.cited(history, message)
+                {
+                    cites.push((message, cited));
+                }
+            }
+        }
+        cites
+    }
+
     fn kind(&self, id: Option<MemberId>) -> MemberKind {
         id.and_then(|id| self.state.members.get(&id)).map_or(MemberKind::System, |member| member.spec.kind)
     }
@@ -872,10 +972,14 @@ impl Home {
         members.map(|member| member.spec.handle.clone()).collect()
     }
 
-    fn deliver(&mut self, step: &mut Step, context: &mut Context<'_>, run: MessageId, payload: Vec<u8>, again: bool) {
+    fn deliver(&mut self, step: &mut Step, context: &mut Context<'_>, run: MessageId, payload: Vec<u8>) {
         let Some(turn) = self.state.turns.get(&run) else { return };
         let Some(member) = self.state.members.get(&turn.member) else { return };
-        let attachments = turn.batch.iter().filter_map(|queued| self.cited(context.history, queued.message));
+        let batch = turn.batch.iter().filter_map(|q| Some((q, self.cited(context.history, q.message)?)));
+        let batch = batch.collect::<Vec<_>>();
+        // The payload names the files of what it cites, too.
+        let cites = self.cites(context.history, &batch);
+        let files = batch.iter().map(|(_, cited)| cited).chain(cites.iter().map(|(_, cited)| cited));
         let message = Message::Deliver {
             id: self.attempt_id(run, turn),
             member: turn.member,
@@ -883,8 +987,8 @@ impl Home {
             name: self.state.draft.name.as_str().to_owned(),
             session: member.session.clone(),
             payload: turn.payload,
-            attachments: attachments.flat_map(|cited| cited.attachments).collect(),
-            again,
+            attachments: files.flat_map(|cited| cited.attachments.iter().cloned()).collect(),
+            again: turn.again,
         };
         step.effects.push(Effect::Send(turn.node, message, payload));
     }
@@ -893,7 +997,6 @@ impl Home {
     fn retry(&mut self, step: &mut Step, context: &mut Context<'_>, run: MessageId) {
         let Some(turn) = self.state.turns.get(&run) else { return };
         let (member, node, payload, hops) = (turn.member, turn.node, turn.payload, turn.hops);
-        let again = self.runs.get(&run).is_some_and(|progress| progress.events > 0);
         let attempt = turn.attempt.next();
         let batch = turn.batch.iter().map(|queued| queued.message).collect();
         let seen = self.up.get(&node).copied();
@@ -901,7 +1004,7 @@ impl Home {
             Body::TurnStarted { message: run, member, node, attempt, batch, payload, hops, briefed: false, seen };
         self.append(step, context, None, Auth::Home, body);
         self.runs.insert(run, RunProgress::new(attempt));
-        self.deliver(step, context, run, Vec::new(), again);
+        self.deliver(step, context, run, Vec::new());
     }
 
     fn attempt_id(&self, run: MessageId, turn: &Turn) -> AttemptId {
@@ -912,8 +1015,7 @@ impl Home {
 
     fn link_up(&mut self, step: &mut Step, context: &mut Context<'_>, node: NodeId, mark: JournalMark) {
         self.up.insert(node, mark);
-        let open = self.state.turns.iter().filter(|(_, turn)| turn.node == node);
-        let open = open.filter(|(_, turn)| !matches!(turn.phase, TurnPhase::Held(_)));
+        let open = self.state.turns.iter().filter(|(_, turn)| turn.node == node && !turn.is_settled());
         let attempts = open
             .map(|(run, turn)| Asked {
                 id: self.attempt_id(*run, turn),
@@ -925,6 +1027,11 @@ impl Home {
             step.effects.push(Effect::Send(node, Message::Reconcile { attempts }, Vec::new()));
         }
         let members = self.state.members.iter().filter(|(_, member)| member.spec.node == Some(node));
+        // A process that was to end while its box was away is told so now.
+        let ended = members.clone().filter(|(_, member)| member.killed || member.removed);
+        let channel = self.state.id;
+        step.effects
+            .extend(ended.map(|(id, _)| Effect::Send(node, Message::Kill { channel, member: *id }, Vec::new())));
         for id in members.map(|(id, _)| *id).collect::<Vec<_>>() {
             self.pump(step, context, id);
         }
@@ -932,11 +1039,14 @@ impl Home {
 
     fn frame(&mut self, step: &mut Step, context: &mut Context<'_>, node: NodeId, message: Message, tail: Vec<u8>) {
         match message {
-            Message::Accepted { id, mark, auth } if self.is_current(node, &id) => {
+            Message::Accepted { id, mark, auth } if self.is_running(node, &id) => {
                 if !self.is_signed_acceptance(node, id, mark, &auth) {
                     return;
                 }
-                self.up.insert(node, mark);
+                // A repeated acceptance carries an older mark.
+                if let Some(known) = self.up.get_mut(&node).filter(|known| known.count < mark.count) {
+                    *known = mark;
+                }
                 let accepted = Body::AttemptAccepted { message: id.run, attempt: id.attempt, mark };
                 if self.state.turns.get(&id.run).is_some_and(|turn| turn.phase == TurnPhase::Sent) {
                     let by = self.state.turns.get(&id.run).map(|turn| turn.member);
@@ -947,7 +1057,7 @@ impl Home {
                     step.effects.push(Effect::Send(node, Message::Stop { id }, Vec::new()));
                 }
             }
-            Message::Refused { id, message, .. } if self.is_current(node, &id) => {
+            Message::Refused { id, message, .. } if self.is_running(node, &id) => {
                 let outcome =
                     Outcome { status: Status::Failed, text: String::new(), error: Some(message), usage: None };
                 self.finish(step, context, id, outcome, None, Auth::Home);
@@ -957,37 +1067,32 @@ impl Home {
             }
             Message::Finished { id, events, length, journal, session, auth } => {
                 if !self.is_current(node, &id) {
-                    // It is in the log already, or the attempt is void: either way the resident may forget it.
-                    step.effects.push(Effect::Send(node, Message::FinishedAck { id }, Vec::new()));
+                    self.forget(step, node, id, false);
                     return;
                 }
-                let Some(progress) = self.runs.get(&id.run) else { return };
-                if (progress.events, progress.length, progress.hash()) != (events, length, journal) {
-                    // A gap: ask for the rest from where we stand. The resident says it is finished again after it.
-                    let asked = Asked { id, have: progress.events, seen: None };
-                    let message = Message::Reconcile { attempts: vec![asked] };
-                    step.effects.push(Effect::Send(node, message, Vec::new()));
+                let content = FinishedContent { id, events, length, journal, session: session.as_deref() };
+                if !self.is_signed_end(node, &content, &auth) {
                     return;
                 }
-                let Some(outcome) = progress.outcome() else { return };
-                if !self.is_signed_end(
-                    node,
-                    &FinishedContent { id, events, length, journal, session: session.as_deref() },
-                    &auth,
-                ) {
-                    return;
-                }
-                self.finish(step, context, id, outcome, session, auth);
-                step.effects.push(Effect::Send(node, Message::FinishedAck { id }, Vec::new()));
+                self.finished(step, context, id, (events, length, journal), session, auth);
             }
-            Message::AnswerOk { id, ask } if self.is_current(node, &id) => {
+            Message::AnswerOk { id, ask } if self.is_running(node, &id) => {
                 // The card stays until its turn ends, so that a late second answer is told who was first.
-                self.delivered.insert((id.run, ask));
+                let cards = &self.state.cards;
+                self.delivered.retain(|card| cards.contains_key(card));
+                self.delivered.extend(cards.iter().find_map(|(number, card)| match card {
+                    Card::Ask { run, ask: open, answered: Some(_), .. } if *run == id.run && open.id == ask => {
+                        Some(*number)
+                    }
+                    _ => None,
+                }));
             }
             Message::Report { verdicts } => {
                 for (id, verdict) in verdicts {
                     if self.is_current(node, &id) {
                         self.verdict(step, context, id, verdict);
+                    } else {
+                        self.forget(step, node, id, verdict == Verdict::Known);
                     }
                 }
             }
@@ -1010,55 +1115,111 @@ impl Home {
 
     /// Whether news of this attempt may change anything: only the resident that runs it, only the current try.
     fn is_current(&self, node: NodeId, id: &AttemptId) -> bool {
-        id.channel == self.state.id
-            && self.state.turns.get(&id.run).is_some_and(|turn| {
-                turn.node == node && turn.attempt == id.attempt && !matches!(turn.phase, TurnPhase::Held(_))
-            })
+        let turn = self.state.turns.get(&id.run).filter(|_| id.channel == self.state.id);
+        turn.is_some_and(|turn| turn.node == node && turn.attempt == id.attempt)
     }
 
-    fn events(&mut self, step: &mut Step, context: &mut Context<'_>, id: AttemptId, first: u64, lines: Vec<u8>) {
-        let Some(turn) = self.state.turns.get(&id.run) else { return };
-        let (member, node) = (turn.member, turn.node);
-        let progress = self.runs.entry(id.run).or_insert_with(|| RunProgress::new(id.attempt));
-        if progress.attempt != id.attempt || first != progress.events {
-            // Repeated or early: the cumulative ack tells the resident where to go on.
-            let upto = progress.synced;
-            if first > progress.events {
-                let asked = Asked { id, have: progress.events, seen: None };
-                step.effects.push(Effect::Send(node, Message::Reconcile { attempts: vec![asked] }, Vec::new()));
-            } else {
-                step.effects.push(Effect::Send(node, Message::EventsAck { id, upto }, Vec::new()));
-            }
+    /// Whether the attempt is current and not settled. Of one that is, only the end is news: it proves what nobody knew.
+    fn is_running(&self, node: NodeId, id: &AttemptId) -> bool {
+        self.is_current(node, id) && self.state.turns.get(&id.run).is_some_and(|turn| !turn.is_settled())
+    }
+
+    /// Tells a resident to forget an attempt: its end is in the log, or it is void. An attempt at a message that this
+    /// log does not have is evidence that the log went back, and is kept.
+    fn forget(&self, step: &mut Step, node: NodeId, id: AttemptId, may_run: bool) {
+        if id.channel != self.state.id || id.run > self.state.message {
             return;
         }
-        let at = progress.length;
-        let Ok(asks) = progress.absorb(&lines) else {
-            // A resident that sends what is no event is broken or hostile: its attempt fails, nothing else does.
-            let outcome = Outcome {
-                status: Status::Failed,
-                text: String::new(),
-                error: Some("the resident sent something that is not an event".to_owned()),
-                usage: None,
-            };
-            self.finish(step, context, id, outcome, None, Auth::Home);
+        if may_run {
             step.effects.push(Effect::Send(node, Message::Stop { id }, Vec::new()));
-            return;
-        };
-        progress.unsynced.push_back((progress.length, progress.events));
-        let fresh = asks.into_iter().filter(|ask| progress.asked.insert(ask.id.clone())).collect::<Vec<_>>();
-        step.journals.push(JournalAppend {
-            run: id.run,
-            attempt: id.attempt,
-            first,
-            at,
-            lines,
-            sync: !fresh.is_empty(),
-        });
-        for ask in fresh {
-            let card = self.state.message.next();
-            let body = Body::CardRaised { message: card, run: id.run, attempt: id.attempt, ask };
-            self.append(step, context, Some(member), Auth::Home, body);
         }
+        step.effects.push(Effect::Send(node, Message::FinishedAck { id }, Vec::new()));
+    }
+
+    /// Asks for a run's events from where we stand, and for what became of it.
+    fn reconcile(&self, step: &mut Step, id: AttemptId) {
+        let Some(turn) = self.state.turns.get(&id.run) else { return };
+        let have = self.runs.get(&id.run).map_or(0, |progress| progress.events);
+        let attempts = vec![Asked { id, have, seen: turn.seen }];
+        step.effects.push(Effect::Send(turn.node, Message::Reconcile { attempts }, Vec::new()));
+    }
+
+    fn events(&mut self, step: &mut Step, context: &mut Context<'_>, id: AttemptId, first: u64, mut lines: Vec<u8>) {
+        let Some(node) = self.state.turns.get(&id.run).map(|turn| turn.node) else { return };
+        let progress = self.runs.entry(id.run).or_insert_with(|| RunProgress::new(id.attempt));
+        let Some(known) = progress.events.checked_sub(first) else { return self.reconcile(step, id) };
+        // A resident that was asked twice where to go on repeats itself; what is new may stand in the same frame.
+        lines.drain(..lines_len(&lines, known));
+        if lines.is_empty() {
+            let upto = progress.synced;
+            return step.effects.push(Effect::Send(node, Message::EventsAck { id, upto }, Vec::new()));
+        }
+        let (first, at) = (progress.events, progress.length);
+        if progress.absorb(&lines).is_err() {
+            return self.fault(step, context, id, "the resident sent something that is not an event");
+        }
+        progress.unsynced.push_back((progress.length, progress.events));
+        let asks = std::mem::take(&mut progress.asks);
+        let sync = !asks.is_empty();
+        step.journals.push(JournalAppend { run: id.run, attempt: id.attempt, first, at, lines, sync });
+        for ask in asks {
+            self.raise(step, context, id, ask);
+        }
+    }
+
+    /// Raises a card for a question, once.
+    fn raise(&mut self, step: &mut Step, context: &mut Context<'_>, id: AttemptId, ask: EventAsk) {
+        let Some(turn) = self.state.turns.get(&id.run).filter(|turn| turn.attempt == id.attempt) else { return };
+        if turn.is_settled() || turn.asked.contains(&ask.id) {
+            return;
+        }
+        let member = turn.member;
+        let open = self
+            .state
+            .cards
+            .values()
+            .filter(|card| matches!(card, Card::Ask { run, answered: None, .. } if *run == id.run));
+        if open.count() >= ASKS_OPEN_MAX {
+            return self.fault(step, context, id, "the turn asks more at once than people can answer");
+        }
+        let card = self.state.message.next();
+        let body = Body::CardRaised { message: card, run: id.run, attempt: id.attempt, ask };
+        self.append(step, context, Some(member), Auth::Home, body);
+    }
+
+    /// A resident that breaks the rules is broken or hostile: its attempt fails, nothing else does.
+    fn fault(&mut self, step: &mut Step, context: &mut Context<'_>, id: AttemptId, what: &str) {
+        let Some(node) = self.state.turns.get(&id.run).map(|turn| turn.node) else { return };
+        let error = Some(what.to_owned());
+        let outcome = Outcome { status: Status::Failed, text: String::new(), error, usage: None };
+        step.effects.push(Effect::Send(node, Message::Stop { id }, Vec::new()));
+        self.finish(step, context, id, outcome, None, Auth::Home);
+    }
+
+    /// The resident says how an attempt ended.
+    fn finished(
+        &mut self,
+        step: &mut Step,
+        context: &mut Context<'_>,
+        id: AttemptId,
+        end: (u64, u64, Hash),
+        session: Option<String>,
+        auth: Auth,
+    ) {
+        let Some(node) = self.state.turns.get(&id.run).map(|turn| turn.node) else { return };
+        let progress = self.runs.entry(id.run).or_insert_with(|| RunProgress::new(id.attempt));
+        if (progress.events, progress.length, progress.hash()) != end {
+            if progress.events >= end.0 {
+                return self.fault(step, context, id, "the events that the resident sent are not those that it signed");
+            }
+            // A gap. The resident says it is finished again after the rest.
+            return self.reconcile(step, id);
+        }
+        match progress.outcome() {
+            Some(outcome) => self.finish(step, context, id, outcome, session, auth),
+            None => self.fault(step, context, id, "the resident does not say how the turn ended"),
+        }
+        step.effects.push(Effect::Send(node, Message::FinishedAck { id }, Vec::new()));
     }
 
     fn journal_synced(&mut self, step: &mut Step, run: MessageId, length: u64) {
@@ -1066,6 +1227,10 @@ impl Home {
         let id = self.attempt_id(run, turn);
         let node = turn.node;
         let Some(progress) = self.runs.get_mut(&run) else { return };
+        if length > progress.length {
+            // It tells of the journal of an earlier attempt.
+            return;
+        }
         let before = progress.synced;
         while let Some((end, events)) = progress.unsynced.front().copied() {
             if end > length {
@@ -1082,27 +1247,40 @@ impl Home {
 
     fn verdict(&mut self, step: &mut Step, context: &mut Context<'_>, id: AttemptId, verdict: Verdict) {
         let Some(turn) = self.state.turns.get(&id.run) else { return };
-        let node = turn.node;
-        let stop = turn.stop;
+        let (node, stop) = (turn.node, turn.stop);
+        if turn.is_settled() {
+            // Its resident knows after all how it ended, or will: that settles it better than a person can.
+            if verdict == Verdict::Known {
+                self.reconcile(step, id);
+            }
+            return;
+        }
         let accepted = turn.phase == TurnPhase::Accepted;
-        match verdict {
+        let unproven = match verdict {
             Verdict::Known => {
                 if stop {
                     step.effects.push(Effect::Send(node, Message::Stop { id }, Vec::new()));
                 }
-                self.send_answers(step, node, Some(id.run));
+                return self.send_answers(step, node, Some(id.run));
             }
-            Verdict::NeverStarted | Verdict::Absent { proven: true } if stop => {
-                let outcome = Outcome { status: Status::Interrupted, text: String::new(), error: None, usage: None };
-                self.finish(step, context, id, outcome, None, Auth::Home);
-            }
-            Verdict::NeverStarted => self.retry(step, context, id.run),
-            Verdict::Absent { proven: true } if !accepted => self.retry(step, context, id.run),
+            Verdict::NeverStarted => None,
+            // What was accepted and is gone was forgotten on somebody's word: that it never ran does not follow.
+            Verdict::Absent { proven: true } if !accepted => None,
             Verdict::Absent { .. } => {
-                let reason = "the resident has no trace of the attempt and cannot prove that it never ran";
-                self.hold(step, context, id, reason.to_owned());
+                Some("the resident has no trace of the attempt and cannot prove that it never ran".to_owned())
             }
-            Verdict::Ambiguous { reason } => self.hold(step, context, id, reason),
+            Verdict::Ambiguous { reason } => Some(reason),
+        };
+        if let Some(outcome) = self.runs.get(&id.run).and_then(RunProgress::outcome) {
+            // Its last event is here, though the resident has lost it: that is how it ended.
+            self.finish(step, context, id, outcome, None, Auth::Home);
+            return self.forget(step, node, id, false);
+        }
+        match unproven {
+            // It was to stop, so nobody is asked whether it shall run again.
+            error if stop => self.abandon(step, context, id, error),
+            None => self.retry(step, context, id.run),
+            Some(reason) => self.hold(step, context, id, reason),
         }
     }
 
@@ -1114,9 +1292,9 @@ impl Home {
 
     /// Sends recorded answers that the resident has not confirmed.
     fn send_answers(&self, step: &mut Step, node: NodeId, only: Option<MessageId>) {
-        for card in self.state.cards.values() {
+        for (number, card) in &self.state.cards {
             let Card::Ask { run, attempt, ask, answered: Some((_, choice, text)) } = card else { continue };
-            if only.is_some_and(|only| only != *run) || self.delivered.contains(&(*run, ask.id.clone())) {
+            if only.is_some_and(|only| only != *run) || self.delivered.contains(number) {
                 continue;
             }
             let id = AttemptId { channel: self.state.id, run: *run, attempt: *attempt };
@@ -1138,9 +1316,10 @@ impl Home {
     ) {
         let Some(turn) = self.state.turns.get(&id.run).cloned() else { return };
         let progress = self.runs.remove(&id.run).unwrap_or_else(|| RunProgress::new(id.attempt));
-        self.delivered.retain(|(run, _)| *run != id.run);
         let Outcome { status, text, error, usage } = outcome;
-        let round = turn.batch.iter().find_map(|queued| queued.round);
+        // A round that was closed without it waits for nothing: its answer goes where any other would.
+        let open = |round: &Round| self.state.rounds.get(&round.root).is_some_and(|open| open.number == round.number);
+        let round = turn.batch.iter().find_map(|queued| queued.round).filter(open);
         let mut triggers = Vec::new();
         for from in turn.batch.iter().filter_map(|queued| queued.from) {
             if !triggers.contains(&from) {
@@ -1149,7 +1328,11 @@ impl Home {
         }
         let origin = Origin::Finished { status, triggers: &triggers, hops: turn.hops, round };
         // An answer is never refused for what it mentions: it has happened.
-        let (routed, held) = self.route(Some(turn.member), origin, &text, id.run).unwrap_or_default();
+        let (routed, held) = match self.state.members.get(&turn.member) {
+            Some(author) if !author.removed => self.route(Some(turn.member), origin, &text, id.run).unwrap_or_default(),
+            // Who has left starts nobody.
+            _ => Default::default(),
+        };
         // The journal must be durable before the entry that names its hash.
         step.journals.push(JournalAppend {
             run: id.run,
@@ -1191,7 +1374,8 @@ impl Home {
     }
 
     fn close_round(&mut self, step: &mut Step, context: &mut Context<'_>, root: MessageId) {
-        let Some(round) = self.state.rounds.get(&root).cloned() else { return };
+        let Some(mut round) = self.state.rounds.get(&root).cloned() else { return };
+        round.results.sort_by_key(|answer| round.order.iter().position(|member| *member == answer.member));
         let text = |run: MessageId| self.cited(context.history, run).map_or_else(String::new, |cited| cited.text);
         let texts = round.results.iter().map(|answer| text(answer.run)).collect::<Vec<_>>();
         let answers = round.results.iter().zip(&texts).map(|(answer, text)| RoundResult {
@@ -1227,9 +1411,13 @@ impl Home {
             let stuck = round.waiting.iter().all(|id| {
                 state.members.get(id).is_none_or(|member| {
                     let reachable = member.spec.node.is_some_and(|node| self.up.contains_key(&node));
-                    let turn = member.turn.and_then(|run| state.turns.get(&run));
-                    let held = turn.is_some_and(|turn| matches!(turn.phase, TurnPhase::Held(_)));
-                    member.removed || member.paused || member.killed || held || !reachable
+                    let works = match member.turn.and_then(|run| state.turns.get(&run)) {
+                        Some(turn) => {
+                            !matches!(turn.phase, TurnPhase::Held(_)) && (!turn.released || member.may_start())
+                        }
+                        None => member.may_start() && !state.archived,
+                    };
+                    !reachable || !works
                 })
             });
             if stuck {
@@ -1310,6 +1498,12 @@ pub fn poster(by: Option<MemberId>, auth: &Auth) -> String {
     }
 }
 
+/// Length of the first lines, as many as there are.
+fn lines_len(bytes: &[u8], lines: u64) -> usize {
+    let lines = usize::try_from(lines).unwrap_or(usize::MAX);
+    bytes.split_inclusive(|byte| *byte == b'\n').take(lines).map(<[u8]>::len).sum()
+}
+
 fn tick(lamport: &mut Lamport) -> Lamport {
     *lamport = lamport.next();
     *lamport
@@ -1335,7 +1529,7 @@ fn check_post(post: &Post) -> Result<(), OpError> {
     for file in &post.attachments {
         let bad_name = file.name.is_empty()
             || file.name.len() > 255
-            || file.name.contains(['/', '\\', '\0'])
+            || file.name.contains(|c: char| c.is_control() || matches!(c, '/' | '\\'))
             || [".", ".."].contains(&file.name.as_str());
         if bad_name {
             return Err(ApiError::new(Code::Invalid, "an attachment's name is a file name without folders"));

@@ -79,13 +79,21 @@ pub struct Member {
     pub turn: Option<MessageId>,
     /// It was given the conventions.
     pub briefed: bool,
+    /// Hops of its latest turn: what it posts, in that turn or after it, counts on from there.
+    pub hops: u32,
 }
 
 impl Member {
     /// Whether the member is an agent that can be given turns now, its resident's reach apart.
     #[must_use]
     pub const fn ready(&self) -> bool {
-        !self.removed && !self.paused && !self.killed && self.turn.is_none()
+        self.may_start() && self.turn.is_none()
+    }
+
+    /// Whether people let anything of it start.
+    #[must_use]
+    pub const fn may_start(&self) -> bool {
+        !self.removed && !self.paused && !self.killed
     }
 }
 
@@ -142,6 +150,20 @@ pub struct Turn {
     pub stop: bool,
     /// The resident's journal when this try was sent.
     pub seen: Option<JournalMark>,
+    /// A person released its hold: the next try starts as soon as its resident can be reached and the member may start.
+    pub released: bool,
+    /// An earlier try may have left its prompt in the harness's history.
+    pub again: bool,
+    /// Questions of this try that were raised as cards, open or not: each is raised once.
+    pub asked: BTreeSet<String>,
+}
+
+impl Turn {
+    /// Whether nothing of it runs as far as the home knows: it waits for a person, or for its next try.
+    #[must_use]
+    pub const fn is_settled(&self) -> bool {
+        self.released || matches!(self.phase, TurnPhase::Held(_))
+    }
 }
 
 /// An open card.
@@ -183,6 +205,8 @@ pub enum Card {
 pub struct RoundState {
     /// Which round.
     pub number: u32,
+    /// Who was asked, in the order of the mentions.
+    pub order: Vec<MemberId>,
     /// Whose answers are missing.
     pub waiting: BTreeSet<MemberId>,
     /// Who wrote the message that opened it.
@@ -255,6 +279,7 @@ impl State {
         if first.seq != Seq(1) {
             return Err(FoldError::Seq { expected: Seq(1), got: first.seq });
         }
+        check_lamport(first, Lamport(0))?;
         let draft: ChannelDraft =
             serde_json::from_str(text).map_err(|_| impossible("the creation draft cannot be read"))?;
         Ok(Self {
@@ -278,7 +303,7 @@ impl State {
         })
     }
 
-    /// Adds one entry. On an error the state is unchanged but for nothing: it must be dropped.
+    /// Adds one entry. After an error the state is of no use: it must be dropped.
     ///
     /// # Errors
     /// When the entry does not follow from the state: the log is broken there.
@@ -287,10 +312,7 @@ impl State {
         if seq != self.seq.next() || seq.0 > COUNTER_MAX {
             return Err(FoldError::Seq { expected: self.seq.next(), got: seq });
         }
-        let ahead = entry.lamport.0.checked_sub(self.lamport.0);
-        if !ahead.is_some_and(|n| (1..=LAMPORT_JUMP_MAX).contains(&n)) || entry.lamport.0 > COUNTER_MAX {
-            return Err(FoldError::Lamport { seq, last: self.lamport, got: entry.lamport });
-        }
+        check_lamport(entry, self.lamport)?;
         if entry.epoch < self.epoch {
             return Err(FoldError::Impossible { seq, what: "its home epoch is over" });
         }
@@ -324,16 +346,12 @@ impl State {
                         queue: VecDeque::new(),
                         turn: None,
                         briefed: false,
+                        hops: 0,
                     },
                 );
             }
             Body::MemberChanged { member, change } => self.change_member(seq, *member, change)?,
-            Body::MemberRemoved { member } => {
-                let gone = self.members.get_mut(member).ok_or(impossible("no such member"))?;
-                gone.removed = true;
-                gone.queue.clear();
-                self.handles.remove(&gone.spec.handle);
-            }
+            Body::MemberRemoved { member } => self.remove_member(seq, *member)?,
             Body::Posted { message, routed, .. } => {
                 self.take_message(seq, *message)?;
                 self.take_routed(entry, *message, entry.by, routed, &[])?;
@@ -343,11 +361,17 @@ impl State {
             }
             Body::AttemptAccepted { message, attempt, .. } => {
                 let turn = self.turn_mut(seq, *message, *attempt)?;
+                if turn.phase != TurnPhase::Sent || turn.released {
+                    return Err(impossible("the attempt does not wait to be accepted"));
+                }
                 turn.phase = TurnPhase::Accepted;
             }
             Body::TurnFinished { message, attempt, status, text, session, routed, .. } => {
                 self.turn_mut(seq, *message, *attempt)?;
                 let turn = self.turns.remove(message).ok_or(impossible("no such turn"))?;
+                if let TurnPhase::Held(card) = turn.phase {
+                    self.cards.remove(&card);
+                }
                 let completed = *status == Status::Completed && !text.is_empty();
                 self.end_turn(*message, &turn, *status);
                 if let Some(member) = self.members.get_mut(&turn.member) {
@@ -363,6 +387,9 @@ impl State {
             Body::TurnHeld { message, attempt, card, reason } => {
                 self.take_message(seq, *card)?;
                 let turn = self.turn_mut(seq, *message, *attempt)?;
+                if turn.is_settled() {
+                    return Err(impossible("the turn is held already"));
+                }
                 turn.phase = TurnPhase::Held(*card);
                 self.close_asks(*message);
                 self.cards.insert(*card, Card::HeldTurn { run: *message, reason: reason.clone() });
@@ -371,6 +398,8 @@ impl State {
                 let turn = self.turns.get_mut(message).ok_or(impossible("no such turn"))?;
                 let TurnPhase::Held(card) = turn.phase else { return Err(impossible("the turn is not held")) };
                 turn.phase = TurnPhase::Sent;
+                // Whoever lets it run again does not want it stopped any more.
+                (turn.released, turn.again, turn.stop) = (true, true, false);
                 self.cards.remove(&card);
                 if !retry && let Some(turn) = self.turns.remove(message) {
                     self.end_turn(*message, &turn, Status::Interrupted);
@@ -383,25 +412,16 @@ impl State {
                 self.cards.insert(*card, Card::HeldDelivery { message: *message, member: *member, queued, reason });
             }
             Body::DeliveryReleased { message, member, deliver } => {
-                let card = self.cards.iter().find_map(|(id, card)| match card {
-                    Card::HeldDelivery { message: m, member: to, .. } if m == message && to == member => Some(*id),
-                    _ => None,
-                });
-                let card = card.and_then(|id| self.cards.remove(&id)).ok_or(impossible("no such held delivery"))?;
-                if let Card::HeldDelivery { queued, .. } = card
-                    && *deliver
-                    && let Some(member) = self.members.get_mut(member)
-                    && !member.removed
-                {
-                    member.queue.push_back(Queued { seq, ..queued });
-                }
+                self.release_delivery(seq, *message, *member, *deliver)?;
             }
             Body::StopRequested { message } => {
                 self.turns.get_mut(message).ok_or(impossible("no such turn"))?.stop = true;
             }
             Body::CardRaised { message, run, attempt, ask } => {
                 self.take_message(seq, *message)?;
-                self.turn_mut(seq, *run, *attempt)?;
+                if !self.turn_mut(seq, *run, *attempt)?.asked.insert(ask.id.clone()) {
+                    return Err(impossible("the question was raised already"));
+                }
                 let card = Card::Ask { run: *run, attempt: *attempt, ask: ask.clone(), answered: None };
                 self.cards.insert(*message, card);
             }
@@ -431,19 +451,73 @@ impl State {
             | Body::DeviceChanged { .. }
             | Body::ChannelHomed { .. } => return Err(impossible("it belongs in the org's chain")),
         }
-        // A post's held deliveries follow it in the same batch, before anything else of substance.
-        if !matches!(entry.body, Body::Posted { .. } | Body::TurnFinished { .. } | Body::DeliveryHeld { .. }) {
-            self.pending.clear();
+        // What an entry routes and a brake holds follows it in the same batch, before anything else of substance.
+        if !matches!(entry.body, Body::DeliveryHeld { .. }) {
+            self.pending.retain(|_, queued| queued.seq == seq);
         }
         Ok(())
     }
 
+    fn remove_member(&mut self, seq: Seq, id: MemberId) -> Result<(), FoldError> {
+        let member = self.live_mut(seq, id)?;
+        member.removed = true;
+        member.queue.clear();
+        let (handle, turn) = (member.spec.handle.clone(), member.turn);
+        self.handles.remove(&handle);
+        self.cards.retain(|_, card| !matches!(card, Card::HeldDelivery { member, .. } if *member == id));
+        // Rounds wait only for answers that can still come: of the turn it runs, if it runs one.
+        let answers = |round: &Round| {
+            let turn = turn.and_then(|run| self.turns.get(&run));
+            turn.is_some_and(|turn| turn.batch.iter().any(|queued| queued.round.as_ref() == Some(round)))
+        };
+        for (root, round) in &mut self.rounds {
+            if !answers(&Round { root: *root, number: round.number }) {
+                round.waiting.remove(&id);
+            }
+        }
+        Ok(())
+    }
+
+    fn release_delivery(&mut self, seq: Seq, message: MessageId, id: MemberId, deliver: bool) -> Result<(), FoldError> {
+        let card = self.cards.iter().find_map(|(number, card)| match card {
+            Card::HeldDelivery { message: of, member, .. } if *of == message && *member == id => Some(*number),
+            _ => None,
+        });
+        let card = card.and_then(|number| self.cards.remove(&number));
+        let Some(Card::HeldDelivery { mut queued, .. }) = card else {
+            return Err(FoldError::Impossible { seq, what: "no such held delivery" });
+        };
+        if !deliver {
+            return Ok(());
+        }
+        // It joins its round while that is open, and is an ordinary delivery after it.
+        let round = queued
+            .round
+            .and_then(|Round { root, number }| self.rounds.get_mut(&root).filter(|round| round.number == number));
+        match round {
+            Some(round) => {
+                round.order.push(id);
+                round.waiting.insert(id);
+            }
+            None => queued.round = None,
+        }
+        queued.seq = seq;
+        self.live_mut(seq, id)?.queue.push_back(queued);
+        Ok(())
+    }
+
+    fn live_mut(&mut self, seq: Seq, id: MemberId) -> Result<&mut Member, FoldError> {
+        let member = self.members.get_mut(&id).filter(|member| !member.removed);
+        member.ok_or(FoldError::Impossible { seq, what: "no such member" })
+    }
+
     fn change_member(&mut self, seq: Seq, id: MemberId, change: &MemberChange) -> Result<(), FoldError> {
         let impossible = |what| FoldError::Impossible { seq, what };
-        let member = self.members.get_mut(&id).ok_or(impossible("no such member"))?;
+        let taken = matches!(change, MemberChange::Renamed { handle } if self.handles.contains_key(handle));
+        let member = self.members.get_mut(&id).filter(|member| !member.removed).ok_or(impossible("no such member"))?;
         match change {
             MemberChange::Renamed { handle } => {
-                if self.handles.contains_key(handle) {
+                if taken {
                     return Err(impossible("the handle is taken"));
                 }
                 self.handles.remove(&member.spec.handle);
@@ -485,7 +559,7 @@ impl State {
         results: &[MessageId],
     ) -> Result<(), FoldError> {
         let (seq, ts) = (entry.seq, entry.ts);
-        let mut waiting = BTreeSet::new();
+        let mut order = Vec::new();
         for Delivery { member: id, hops, why, held } in &routed.to {
             let member = self.members.get_mut(id).ok_or(FoldError::Impossible { seq, what: "no such recipient" })?;
             if member.spec.kind != MemberKind::Agent || member.removed {
@@ -498,11 +572,13 @@ impl State {
                 continue;
             }
             member.queue.push_back(queued);
-            waiting.insert(*id);
+            order.push(*id);
         }
-        // A result names the round it belongs to; only the message that a round hangs on opens it.
-        if let Some(Round { root, number }) = routed.round.filter(|round| round.root == message) {
-            self.rounds.insert(root, RoundState { number, waiting, opener: from, results: Vec::new() });
+        // A result names the round it belongs to; only the message that a round hangs on opens it, and only for
+        // somebody: what a brake holds may join it later.
+        if let Some(Round { root, number }) = routed.round.filter(|round| round.root == message && !order.is_empty()) {
+            let waiting = order.iter().copied().collect();
+            self.rounds.insert(root, RoundState { number, order, waiting, opener: from, results: Vec::new() });
         }
         Ok(())
     }
@@ -527,15 +603,23 @@ impl State {
             if attempt != turn.attempt.next() || payload != turn.payload || turn.member != id {
                 return Err(impossible("not the next attempt of that turn"));
             }
+            if let TurnPhase::Held(_) = turn.phase {
+                return Err(impossible("the turn waits for a person"));
+            }
             turn.attempt = attempt;
             turn.node = node;
             turn.phase = TurnPhase::Sent;
             turn.seen = seen;
+            turn.released = false;
+            turn.asked.clear();
             self.close_asks(message);
             return Ok(());
         }
+        if attempt != Attempt(1) {
+            return Err(impossible("attempts begin at 1"));
+        }
         self.take_message(seq, message)?;
-        let member = self.members.get_mut(&id).ok_or(impossible("no such member"))?;
+        let member = self.live_mut(seq, id)?;
         if member.turn.is_some() {
             return Err(impossible("the member owns a turn already"));
         }
@@ -548,8 +632,21 @@ impl State {
         }
         member.turn = Some(message);
         member.briefed |= briefed;
-        let turn =
-            Turn { member: id, node, attempt, batch: taken, payload, hops, phase: TurnPhase::Sent, stop: false, seen };
+        member.hops = hops;
+        let turn = Turn {
+            member: id,
+            node,
+            attempt,
+            batch: taken,
+            payload,
+            hops,
+            phase: TurnPhase::Sent,
+            stop: false,
+            seen,
+            released: false,
+            again: false,
+            asked: BTreeSet::new(),
+        };
         self.turns.insert(message, turn);
         Ok(())
     }
@@ -613,6 +710,15 @@ impl State {
     pub const fn org(&self) -> OrgId {
         self.draft.org
     }
+}
+
+fn check_lamport(entry: &NewEntry, last: Lamport) -> Result<(), FoldError> {
+    let got = entry.lamport;
+    let ahead = got.0.checked_sub(last.0);
+    if ahead.is_some_and(|n| (1..=LAMPORT_JUMP_MAX).contains(&n)) && got.0 <= COUNTER_MAX {
+        return Ok(());
+    }
+    Err(FoldError::Lamport { seq: entry.seq, last, got })
 }
 
 impl RouteView for State {

@@ -1,5 +1,6 @@
 //! The home and residents against each other, in memory.
 
+mod cases;
 mod check;
 mod disk;
 mod harness;

@@ -213,7 +213,6 @@ impl World {
                 Body::RoundClosed { .. } => self.see("a round closed early"),
                 Body::CardRaised { .. } => self.see("a card is raised"),
                 Body::CardAnswered { .. } => self.see("a card is answered"),
-                Body::CardClosed { .. } => self.see("an answer is confirmed"),
                 Body::StopRequested { message } => {
                     let turn = self.home.core.as_ref().and_then(|core| core.state().turns.get(message));
                     match turn.map(|turn| turn.phase) {
@@ -226,12 +225,6 @@ impl World {
                 _ => {}
             }
         }
-    }
-
-    pub fn open_card(&self, run: MessageId) -> Option<MessageId> {
-        let cards = self.core().state().cards.iter();
-        let mut cards = cards.filter(|(_, card)| matches!(card, Card::Ask { run: of, .. } if *of == run));
-        cards.next().map(|(id, _)| *id)
     }
 }
 

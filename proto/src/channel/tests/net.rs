@@ -31,6 +31,8 @@ impl World {
         let hello = Some(resident.mark());
         self.links[b] = Link { up: true, hello, ..Link::default() };
         self.note(format!("link {b} up"));
+        let home = self.home.node;
+        self.feed_resident(b, turn::Input::LinkUp(home));
     }
 
     pub fn cut(&mut self, b: usize) {
@@ -71,6 +73,9 @@ impl World {
         };
         let Some((message, tail)) = queue.and_then(Queue::pop_front) else { return false };
         self.note(format!("home <- {b}: {}", brief(&message)));
+        if matches!(message, Message::AnswerOk { .. }) {
+            self.see("an answer is confirmed");
+        }
         if let Message::Report { verdicts } = message {
             // The shell takes a report apart: each verdict goes to its own channel.
             for verdict in verdicts {
