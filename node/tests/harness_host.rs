@@ -5,7 +5,7 @@ mod harness_support;
 use std::time::Duration;
 
 use harness_support::{Rig, file_with, gone, processes};
-use tieline::harness::TurnSpec;
+use tieline::harness::{Limits, TurnSpec};
 use tieline_proto::entry::Policy;
 use tieline_proto::event::{ALLOW, DENY, Event, Status};
 use tieline_proto::id::{Attempt, MemberId};
@@ -281,4 +281,116 @@ async fn members_run_side_by_side_and_one_member_in_order() {
     hanging.interrupt().await;
     assert_eq!(hanging.done().await.outcome.status, Status::Interrupted);
     assert_eq!(queued.done().await.outcome.text, "c");
+}
+
+#[tokio::test]
+async fn a_program_is_used_again_until_its_settings_change() {
+    let rig = Rig::new(&[], &[]);
+    let first = rig.run("codex", rig.spec("pid")).await;
+    assert_eq!(first.session.as_deref(), Some("th"), "{first:?}");
+    let next = |prompt: &str| TurnSpec { session: first.session.clone(), ..rig.spec(prompt) };
+    let mut same = rig.run("codex", next("pid")).await;
+    assert_eq!(same.outcome.text, first.outcome.text);
+    let mut env = next("pid");
+    env.env.insert("TIELINE_TOKEN".to_owned(), "new".to_owned());
+    let cwd = TurnSpec { cwd: rig.root.clone(), ..next("pid") };
+    let changes = [
+        TurnSpec { model: Some("big".to_owned()), ..next("pid") },
+        TurnSpec { policy: Policy::Full, ..next("pid") },
+        TurnSpec { session: None, ..next("pid") },
+        env,
+        cwd,
+    ];
+    for spec in changes {
+        let changed = rig.run("codex", spec).await;
+        assert_eq!(changed.outcome.status, Status::Completed, "{changed:?}");
+        assert_ne!(changed.outcome.text, same.outcome.text);
+        same = changed;
+    }
+    assert_eq!(rig.host.processes(), 1);
+}
+
+#[tokio::test]
+async fn idle_programs_are_ended() {
+    let limits = Limits { idle: Duration::from_millis(50), idle_check: Duration::from_millis(20), ..Limits::default() };
+    let rig = Rig::with(&[], &[("MARK", "tieline-test-idle".to_owned())], limits);
+    let done = rig.run("codex", rig.spec("pid")).await;
+    assert_eq!(done.outcome.status, Status::Completed, "{done:?}");
+    gone("MARK=tieline-test-idle").await;
+    let mut held = rig.start("codex", rig.spec("hold"));
+    held.until_text().await;
+    // One whose turn runs is not idle, however long it is silent.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(rig.host.processes(), 1);
+    held.interrupt().await;
+    assert_eq!(held.done().await.outcome.status, Status::Interrupted);
+}
+
+#[tokio::test]
+async fn only_so_many_programs_run_and_idle_ones_make_room() {
+    let limits = Limits { processes: 2, ..Limits::default() };
+    let rig = Rig::with(&[], &[], limits);
+    let member = |n: u64, prompt: &str| TurnSpec { member: MemberId(n), ..rig.spec(prompt) };
+    for n in 1..=4 {
+        let done = rig.run("codex", member(n, "pid")).await;
+        assert_eq!(done.outcome.status, Status::Completed, "{done:?}");
+        assert!(rig.host.processes() <= 2);
+    }
+    let (mut one, mut two) = (rig.start("codex", member(1, "hold")), rig.start("codex", member(2, "hold")));
+    one.until_text().await;
+    two.until_text().await;
+    // No room: this one waits, and can be interrupted while it does.
+    let waiting = rig.start("codex", member(3, "pid"));
+    waiting.interrupt().await;
+    assert_eq!(waiting.done().await.outcome.status, Status::Interrupted);
+    let waiting = rig.start("codex", member(3, "pid"));
+    one.interrupt().await;
+    assert_eq!(waiting.done().await.outcome.status, Status::Completed);
+    two.interrupt().await;
+    assert_eq!(two.done().await.outcome.status, Status::Interrupted);
+    assert_eq!(one.done().await.outcome.status, Status::Interrupted);
+}
+
+#[tokio::test]
+async fn what_a_program_writes_beside_its_frames_is_passed_over() {
+    let rig = Rig::new(&[], &[]);
+    assert_eq!(rig.run("codex", rig.spec("noise")).await.outcome.text, "fine");
+}
+
+#[tokio::test]
+async fn an_endless_line_fails_the_turn_and_ends_the_program() {
+    let rig = Rig::new(&[], &[]);
+    let flood = rig.run("codex", rig.spec("flood")).await;
+    assert_eq!(flood.outcome.status, Status::Failed);
+    assert!(flood.outcome.error.as_ref().is_some_and(|error| error.contains("a line of more than")), "{flood:?}");
+    assert_eq!(rig.run("codex", rig.spec("noise")).await.outcome.text, "fine");
+}
+
+#[tokio::test]
+async fn a_program_that_ends_in_mid_turn_failed_whatever_its_status() {
+    let rig = Rig::new(&[], &[]);
+    let done = rig.run("codex", rig.spec("quit")).await;
+    assert_eq!(done.outcome.status, Status::Failed);
+    let error = done.outcome.error.as_deref();
+    assert_eq!(error, Some("codex ended with status 0 before the turn did: out of luck"));
+}
+
+#[tokio::test]
+async fn case_a2_an_unknown_permission_is_asked_for_and_answered() {
+    let rig = Rig::new(&[], &[]);
+    let mut turn = rig.start("codex", rig.spec("strange"));
+    let ask = turn.asked().await;
+    assert_eq!(ask.action.as_deref(), Some(r#"{"threadId": "th", "reason": "launch"}"#));
+    turn.answer(&ask, ALLOW).await;
+    assert_eq!(turn.done().await.outcome.text, r#"{"decision": "accept"}"#);
+}
+
+#[tokio::test]
+async fn a_program_that_obeys_nothing_is_killed() {
+    let rig = Rig::new(&[], &[("MARK", "tieline-test-deaf".to_owned())]);
+    let mut turn = rig.start("codex", rig.spec("deaf"));
+    turn.until_text().await;
+    let ((), done) = tokio::join!(rig.host.kill(rig.key()), turn.done());
+    assert_eq!((done.outcome.status, done.outcome.text.as_str()), (Status::Interrupted, "deaf"));
+    gone("MARK=tieline-test-deaf").await;
 }

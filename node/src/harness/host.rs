@@ -33,6 +33,23 @@ const STOP_WAIT: Duration = Duration::from_secs(5);
 /// Names the witness file of the scripted harness.
 const WITNESS_VARIABLE: &str = "TIELINE_SCRIPTED_WITNESS";
 
+/// How many programs a box runs, and for how long without work.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Limits {
+    /// Programs at once, at least one.
+    pub processes: usize,
+    /// How long one is kept after its last turn.
+    pub idle: Duration,
+    /// How often that is looked at.
+    pub idle_check: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { processes: PROCESSES_MAX, idle: IDLE_MAX, idle_check: IDLE_CHECK }
+    }
+}
+
 /// What a host needs to know of its box.
 #[derive(Clone, Debug)]
 pub struct HostConfig {
@@ -42,6 +59,8 @@ pub struct HostConfig {
     pub env: BTreeMap<String, String>,
     /// Where the scripted harness proves its turns. Tests only.
     pub witness: Option<PathBuf>,
+    /// How many programs run, and for how long.
+    pub limits: Limits,
 }
 
 impl HostConfig {
@@ -54,6 +73,7 @@ impl HostConfig {
             keeper: keeper::own_binary()?,
             env: env::base(std::env::vars_os(), env_pass),
             witness: std::env::var_os(WITNESS_VARIABLE).map(PathBuf::from),
+            limits: Limits::default(),
         })
     }
 }
@@ -84,6 +104,7 @@ pub struct Host(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     setting: Setting,
+    limits: Limits,
     registry: RwLock<Arc<Registry>>,
     slots: Mutex<BTreeMap<SessionKey, Arc<Slot>>>,
     permits: Arc<Semaphore>,
@@ -108,9 +129,10 @@ impl Host {
     pub fn new(config: HostConfig, registry: Registry) -> Self {
         Self(Arc::new(Inner {
             setting: Setting { keeper: config.keeper, witness: config.witness, env: config.env },
+            limits: config.limits,
             registry: RwLock::new(Arc::new(registry)),
             slots: Mutex::default(),
-            permits: Arc::new(Semaphore::new(PROCESSES_MAX)),
+            permits: Arc::new(Semaphore::new(config.limits.processes.max(1))),
             waiting: AtomicUsize::new(0),
             stopping: CancellationToken::new(),
         }))
@@ -178,7 +200,7 @@ impl Host {
     /// Programs that run now.
     #[must_use]
     pub fn processes(&self) -> usize {
-        PROCESSES_MAX - self.0.permits.available_permits()
+        self.0.limits.processes.max(1) - self.0.permits.available_permits()
     }
 }
 
@@ -187,7 +209,7 @@ impl Inner {
         let mut slots = lock(&self.slots);
         if slots.is_empty() {
             // One watch for all slots; it ends with them.
-            tokio::spawn(Self::end_idle(Arc::downgrade(this)));
+            tokio::spawn(Self::end_idle(Arc::downgrade(this), self.limits));
         }
         Arc::clone(slots.entry(key).or_insert_with(|| {
             Arc::new(Slot {
@@ -327,8 +349,8 @@ impl Inner {
     }
 
     /// Ends programs that had no turn for long, and forgets members without a program.
-    async fn end_idle(inner: Weak<Self>) {
-        let mut ticks = interval(IDLE_CHECK);
+    async fn end_idle(inner: Weak<Self>, limits: Limits) {
+        let mut ticks = interval(limits.idle_check);
         loop {
             ticks.tick().await;
             let Some(inner) = inner.upgrade() else { return };
@@ -336,7 +358,7 @@ impl Inner {
             let mut slots = lock(&inner.slots);
             slots.retain(|_, slot| {
                 // A turn that has the slot but not yet its lock holds a second reference.
-                if Arc::strong_count(slot) > 1 || lock(&slot.used).elapsed() < IDLE_MAX {
+                if Arc::strong_count(slot) > 1 || lock(&slot.used).elapsed() < limits.idle {
                     return true;
                 }
                 let Ok(mut kept) = slot.session.try_lock() else { return true };

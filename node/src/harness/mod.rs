@@ -28,7 +28,7 @@ mod step;
 mod turn;
 
 pub use asks::ALLOW_SESSION;
-pub use host::{Host, HostConfig};
+pub use host::{Host, HostConfig, Limits};
 pub use registry::Registry;
 
 use std::collections::BTreeMap;

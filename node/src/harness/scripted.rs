@@ -88,17 +88,29 @@ fn steps(prompt: &str) -> Vec<Step> {
 }
 
 fn friendly(prompt: &str) -> Vec<Step> {
-    let words = prompt.split_whitespace().count();
-    let said: String = prompt.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(REPEATED_MAX).collect();
+    let text = said(prompt);
+    let words = text.split_whitespace().count();
+    let said: String = text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(REPEATED_MAX).collect();
     let pieces = [
         "Hello! ".to_owned(),
         "I am the scripted member: ".to_owned(),
         "I need no model and no network. ".to_owned(),
-        format!("I was given {words} words that start with “{said}”. "),
+        format!("I was given {words} words: “{said}”. "),
         "Write `script:words(20,100ms)` to watch me stream, ".to_owned(),
         "or `script:ask(Tea or coffee?|tea|coffee)` to be asked something.".to_owned(),
     ];
     pieces.into_iter().flat_map(|piece| [Step::Text(piece), Step::Sleep(FRIENDLY_GAP)]).collect()
+}
+
+/// The first message of a payload: what stands between its line and its end. The whole prompt when it is none.
+fn said(prompt: &str) -> &str {
+    let code = prompt.strip_prefix('[').and_then(|rest| rest.split_once(' ')).map(|(code, _)| code);
+    code.and_then(|code| {
+        let (_, rest) = prompt.split_once(&format!("\n[{code} message "))?;
+        let (_, body) = rest.split_once('\n')?;
+        Some(body.split_once(&format!("\n[{code} end "))?.0)
+    })
+    .unwrap_or(prompt)
 }
 
 struct Player<'a> {
@@ -251,5 +263,20 @@ impl Player<'_> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_friendly_answer_repeats_the_message_and_not_the_lines_around_it() {
+        let payload = "[c0de channel=lobby you=@demo]\n[c0de message #1 from=@ana (human) to=@demo hop=0]\ngood\nmorning\n\
+            [c0de end #1]\n[c0de conventions]\nlong\n[c0de end conventions]\n";
+        assert_eq!(said(payload), "good\nmorning");
+        for other in ["", "hello", "[x", "[x y]\n[x message #1", "[x y]\n[x message #1]\nno end"] {
+            assert_eq!(said(other), other);
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tieline::harness::{Command, Host, HostConfig, Output, Registry, SessionKey, Turn, TurnSpec, env};
+use tieline::harness::{Command, Host, HostConfig, Limits, Output, Registry, SessionKey, Turn, TurnSpec, env};
 use tieline_proto::entry::Policy;
 use tieline_proto::event::{Answer, Ask, Event, Outcome};
 use tieline_proto::id::{Attempt, ChannelId, Handle, MemberId, MessageId};
@@ -26,6 +26,11 @@ pub struct Rig {
 impl Rig {
     /// A box with the given harnesses of its own. `extra` is added to the environment of programs.
     pub fn new(own: &[(&str, &[&str])], extra: &[(&str, String)]) -> Self {
+        Self::with(own, extra, Limits::default())
+    }
+
+    /// A box of its own limits. Its `codex` is `app_server.py`, unless `PATH` has another one.
+    pub fn with(own: &[(&str, &[&str])], extra: &[(&str, String)], limits: Limits) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let root = std::fs::canonicalize(folder.path()).expect("a path");
         let cwd = root.join("work");
@@ -40,9 +45,13 @@ impl Rig {
             let command = command.iter().map(|word| (*word).to_owned()).collect();
             Registry::add(&root, name, command, &path).expect("added");
         }
-        let registry = Registry::load(&root, BTreeMap::new()).expect("loaded");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/harness_support/app_server.py");
+        let codex = vec!["python3".to_owned(), script.display().to_string()];
+        let stands_in = !extra.iter().any(|(name, _)| *name == "PATH");
+        let commands = stands_in.then(|| ("codex".to_owned(), codex)).into_iter().collect();
+        let registry = Registry::load(&root, commands).expect("loaded");
         let keeper = PathBuf::from(env!("CARGO_BIN_EXE_tieline"));
-        let host = Host::new(HostConfig { keeper, env, witness: Some(root.join("witness")) }, registry);
+        let host = Host::new(HostConfig { keeper, env, witness: Some(root.join("witness")), limits }, registry);
         Self { host, root, cwd, _folder: folder }
     }
 
