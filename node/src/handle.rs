@@ -77,15 +77,34 @@ impl NodeHandle {
         self.send(caller, request, Some(feed)).await
     }
 
+    /// Queues a call and gives the place where its answer comes, so that a door keeps the order of calls without
+    /// waiting for their answers. A place that is dropped by the node means [`stopping`].
+    ///
+    /// # Errors
+    /// [`Code::NotRunning`] when the node is stopping.
+    pub async fn begin(
+        &self,
+        caller: Caller,
+        request: Request,
+        feed: Option<mpsc::Sender<Arc<str>>>,
+    ) -> Result<oneshot::Receiver<Result<Value, ApiError>>, ApiError> {
+        let (reply, answer) = oneshot::channel();
+        self.0.send(ApiCall { caller, request, reply, feed }).await.map_err(|_| stopping())?;
+        Ok(answer)
+    }
+
     async fn send(
         &self,
         caller: Caller,
         request: Request,
         feed: Option<mpsc::Sender<Arc<str>>>,
     ) -> Result<Value, ApiError> {
-        let stopping = || ApiError::new(Code::NotRunning, "the node is stopping").hint("tieline up");
-        let (reply, answer) = oneshot::channel();
-        self.0.send(ApiCall { caller, request, reply, feed }).await.map_err(|_| stopping())?;
-        answer.await.map_err(|_| stopping())?
+        self.begin(caller, request, feed).await?.await.map_err(|_| stopping())?
     }
+}
+
+/// What callers are told when the node ends before it answers.
+#[must_use]
+pub fn stopping() -> ApiError {
+    ApiError::new(Code::NotRunning, "the node is stopping").hint("tieline up")
 }

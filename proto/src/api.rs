@@ -187,6 +187,9 @@ pub enum Request {
         /// What to call this node.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         name: Option<String>,
+        /// Consent to run turns of the offering node's channels here; saved once this node is enrolled.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        resident: Option<Residency>,
     },
     /// The org's devices.
     DeviceList {},
@@ -216,6 +219,18 @@ pub struct NewMember {
     /// Agents: the policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<Policy>,
+}
+
+/// What the owner of a box allows to the home that enrols it.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Residency {
+    /// Harnesses that may run.
+    pub harnesses: Vec<Handle>,
+    /// Folders, absolute, that members may work in.
+    pub folders: Vec<String>,
+    /// The most that an agent may do unasked; `ask` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ceiling: Option<Policy>,
 }
 
 /// What can be done to a member.

@@ -104,14 +104,18 @@ pub struct Draft {
     pub org: OrgId,
     /// The channel.
     pub channel: ChannelId,
-    /// The member it speaks for.
-    pub member: MemberId,
+    /// The agent it speaks for; absent for the person that the device belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub member: Option<MemberId>,
     /// The signing device.
     pub device: DeviceId,
     /// The device's own id for it; the home refuses to place a second one.
     pub client: ClientId,
     /// The last head the device saw.
     pub seen: Hash,
+    /// The turn that posts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<MessageId>,
     /// The post.
     pub post: Post,
 }
@@ -206,6 +210,10 @@ pub enum Body {
         /// Whether the payload carried the conventions.
         #[serde(default)]
         briefed: bool,
+        /// How far the resident's journal was, as the home knew it: later, absence beyond it proves that this try
+        /// never arrived.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        seen: Option<JournalMark>,
     },
     /// The resident holds the attempt durably and is about to run it: *handed over*.
     AttemptAccepted {
@@ -213,12 +221,8 @@ pub enum Body {
         message: MessageId,
         /// Which try.
         attempt: Attempt,
-        /// The resident's journal life.
-        incarnation: Incarnation,
-        /// Records in the resident's journal, this one included.
-        count: u64,
-        /// Head of the resident's journal chain.
-        head: Hash,
+        /// How far the resident's journal is, the acceptance included.
+        mark: JournalMark,
     },
     /// The turn ended: *finished*.
     TurnFinished {
@@ -324,10 +328,17 @@ pub enum Body {
         /// Why, in words.
         reason: String,
     },
-    /// A round of agents ended without all of them.
+    /// A round of agents ended: all of them, or those that could in time.
     RoundClosed {
         /// The message that opened it.
         message: MessageId,
+        /// Which round.
+        number: u32,
+        /// The run messages that answered, in the order of the mentions.
+        results: Vec<MessageId>,
+        /// Who gets the results.
+        #[serde(default, skip_serializing_if = "Routed::is_empty")]
+        routed: Routed,
     },
     /// The channel's settings changed.
     ConfigChanged {
@@ -389,6 +400,70 @@ pub enum Body {
     /// An entry of a newer version. The line is kept and forwarded as it is, and shown as "newer message".
     #[serde(other)]
     Unknown,
+}
+
+impl Body {
+    /// The kind's name, as it is stored.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::ChannelCreated { .. } => "channel-created",
+            Self::MemberAdded { .. } => "member-added",
+            Self::MemberChanged { .. } => "member-changed",
+            Self::MemberRemoved { .. } => "member-removed",
+            Self::Posted { .. } => "posted",
+            Self::TurnStarted { .. } => "turn-started",
+            Self::AttemptAccepted { .. } => "attempt-accepted",
+            Self::TurnFinished { .. } => "turn-finished",
+            Self::TurnHeld { .. } => "turn-held",
+            Self::HoldReleased { .. } => "hold-released",
+            Self::DeliveryHeld { .. } => "delivery-held",
+            Self::DeliveryReleased { .. } => "delivery-released",
+            Self::StopRequested { .. } => "stop-requested",
+            Self::CardRaised { .. } => "card-raised",
+            Self::CardAnswered { .. } => "card-answered",
+            Self::CardClosed { .. } => "card-closed",
+            Self::RoundClosed { .. } => "round-closed",
+            Self::ConfigChanged { .. } => "config-changed",
+            Self::ChannelArchived {} => "channel-archived",
+            Self::OrgFounded { .. } => "org-founded",
+            Self::DeviceEnrolled { .. } => "device-enrolled",
+            Self::DeviceRevoked { .. } => "device-revoked",
+            Self::DeviceChanged { .. } => "device-changed",
+            Self::ChannelHomed { .. } => "channel-homed",
+            Self::Unknown => "newer-message",
+        }
+    }
+
+    /// The visible message that the entry is, or is about: what `#N` names.
+    #[must_use]
+    pub const fn message(&self) -> Option<MessageId> {
+        match self {
+            Self::Posted { message, .. }
+            | Self::TurnStarted { message, .. }
+            | Self::AttemptAccepted { message, .. }
+            | Self::TurnFinished { message, .. }
+            | Self::StopRequested { message }
+            | Self::CardRaised { message, .. }
+            | Self::HoldReleased { message, .. } => Some(*message),
+            Self::TurnHeld { card, .. }
+            | Self::DeliveryHeld { card, .. }
+            | Self::CardAnswered { card, .. }
+            | Self::CardClosed { card, .. } => Some(*card),
+            _ => None,
+        }
+    }
+}
+
+/// A place in a resident's attempt journal.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct JournalMark {
+    /// The journal's life.
+    pub incarnation: Incarnation,
+    /// Records in it.
+    pub count: u64,
+    /// Head of its chain.
+    pub head: Hash,
 }
 
 /// What a channel's id is the hash of.
@@ -550,6 +625,9 @@ pub struct Delivery {
     pub hops: u32,
     /// Why the recipient gets it.
     pub why: Why,
+    /// It went over a brake: a `DeliveryHeld` follows.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub held: bool,
 }
 
 /// Why a delivery was made.

@@ -102,6 +102,10 @@ hex_id! {
     DeviceId, 32, "a device id"
 }
 hex_id! {
+    /// A device's X25519 public key for Noise. Bound to its [`DeviceId`] by certificate, never converted from it.
+    NoiseKey, 32, "a noise key"
+}
+hex_id! {
     /// Names a channel: BLAKE3 of its creation draft's exact bytes, under a domain tag.
     ChannelId, 32, "a channel id"
 }
@@ -120,6 +124,12 @@ hex_id! {
 
 /// A node is a device that runs the daemon.
 pub type NodeId = DeviceId;
+
+impl Default for Hash {
+    fn default() -> Self {
+        Self::ZERO
+    }
+}
 
 impl Hash {
     /// The hash before the first line of a chain.

@@ -6,9 +6,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::entry::{Auth, MemberSpec};
+use crate::entry::{Auth, JournalMark, MemberSpec};
 use crate::event::Answer;
-use crate::id::{Attempt, ChannelId, ChannelName, Hash, Incarnation, MemberId, MessageId, Seq};
+use crate::id::{Attempt, ChannelId, Hash, MemberId, MessageId, Seq};
 
 /// Names one try at one turn of one channel.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
@@ -22,7 +22,8 @@ pub struct AttemptId {
 }
 
 /// Where a frame travels.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Lane {
     /// Short frames that must never wait.
     Control,
@@ -44,12 +45,8 @@ pub enum Message {
         name: String,
         /// Addresses it listens on.
         addrs: Vec<String>,
-        /// Life of its resident journal.
-        incarnation: Incarnation,
-        /// Records in it.
-        count: u64,
-        /// Head of its chain.
-        head: Hash,
+        /// How far its attempt journal is.
+        mark: JournalMark,
     },
     /// Asks for proof that the far side is alive and reads its frames.
     Probe {
@@ -60,6 +57,20 @@ pub enum Message {
     ProbeOk {
         /// The probe's.
         nonce: u64,
+    },
+
+    /// Opens a lane from the sender to the far side. Tail: the 32-byte key of the stream that carries it; that stream
+    /// begins with the key's tag.
+    LaneOpen {
+        /// Which; never the control lane.
+        lane: Lane,
+    },
+    /// Last frame of a link.
+    Bye {
+        /// Stable word for why.
+        code: String,
+        /// Why, in words.
+        reason: String,
     },
 
     /// Home → resident: run this. Tail: the payload.
@@ -88,12 +99,8 @@ pub enum Message {
     Accepted {
         /// Which try.
         id: AttemptId,
-        /// Life of the resident's journal.
-        incarnation: Incarnation,
-        /// Records in it, this acceptance included.
-        count: u64,
-        /// Head of its chain.
-        head: Hash,
+        /// How far the resident's attempt journal is, this acceptance included.
+        mark: JournalMark,
         /// The resident's signature.
         auth: Auth,
     },
@@ -179,45 +186,13 @@ pub enum Message {
     },
     /// Home → resident after a link came up: what became of these attempts?
     Reconcile {
-        /// Attempts the home thinks run there, each with the number of events it holds durably.
-        attempts: Vec<(AttemptId, u64)>,
-        /// The resident journal's life and length that the home last recorded.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        known: Option<(Incarnation, u64)>,
+        /// Attempts the home thinks run there.
+        attempts: Vec<Asked>,
     },
     /// Resident → home: the answer.
     Report {
-        /// Life of the resident's journal.
-        incarnation: Incarnation,
-        /// Head of its chain at the length the home named, if it is that long.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        head_at: Option<Hash>,
         /// One verdict for each attempt asked about.
         verdicts: Vec<(AttemptId, Verdict)>,
-    },
-
-    /// Asks for a blob by hash.
-    BlobGet {
-        /// Number of the transfer, chosen by the asker.
-        transfer: u64,
-        /// Channel whose members may read it.
-        channel: ChannelId,
-        /// Which.
-        hash: Hash,
-    },
-    /// A piece of a blob. Tail: the bytes.
-    BlobChunk {
-        /// The transfer.
-        transfer: u64,
-        /// Place of the piece.
-        offset: u64,
-        /// Whether it is the last.
-        last: bool,
-    },
-    /// The far side has no such blob, or it may not be read.
-    BlobMissing {
-        /// The transfer.
-        transfer: u64,
     },
 
     /// A request of the API, passed on by a node to the home. Tail: its JSON.
@@ -226,8 +201,8 @@ pub enum Message {
         call: u64,
         /// The agent that calls, when it is one that lives on the calling node.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        member: Option<(ChannelId, MemberId, Option<MessageId>)>,
-        /// Posts: the signed draft.
+        agent: Option<Agent>,
+        /// Posts: the signed draft, which is what is posted.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         auth: Option<Auth>,
     },
@@ -257,15 +232,33 @@ pub enum Message {
         /// First entry in it.
         from: Seq,
     },
-    /// Tells the far side what its channels are. Names are for people.
-    Channels {
-        /// Channels whose home is the sender, with their names and heads.
-        homed: Vec<(ChannelId, ChannelName, Seq, Hash)>,
-    },
-
     /// A message of a newer version; ignored.
     #[serde(other)]
     Unknown,
+}
+
+/// An agent that calls from within a turn.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Agent {
+    /// Where it is a member.
+    pub channel: ChannelId,
+    /// Which member.
+    pub member: MemberId,
+    /// The turn it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<MessageId>,
+}
+
+/// One attempt in a [`Message::Reconcile`].
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Asked {
+    /// Which.
+    pub id: AttemptId,
+    /// Events of it that the home holds.
+    pub have: u64,
+    /// Where the resident's journal was when the attempt was sent, as far as the home knew.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seen: Option<JournalMark>,
 }
 
 /// What a resident knows of an attempt.
@@ -277,7 +270,10 @@ pub enum Verdict {
     /// Durable here, provably never handed to the harness, and never will be.
     NeverStarted,
     /// No trace of it here.
-    Absent,
+    Absent {
+        /// This journal extends the mark that the home named, so the attempt never arrived.
+        proven: bool,
+    },
     /// It was handed to the harness and nobody saw how it ended.
     Ambiguous {
         /// The evidence, in words.

@@ -2,6 +2,34 @@
 //!
 //! An adapter turns one payload into a stream of normalized events and exactly one outcome, whatever the program does:
 //! it alone decides what the program's own frames mean. It never decides about turns, attempts or retries.
+//!
+//! * [`host`] keeps one session a member, starts turns in it and ends its program.
+//! * [`registry`] knows which harnesses this box has: the built-in ones and the owner's own commands.
+//! * [`env`] makes the environment that programs get.
+//! * [`keeper`] is the small process between the node and every program: nothing outlives it, and it doesn't outlive
+//!   the node.
+
+mod asks;
+mod claude_code;
+mod codex;
+mod cut;
+pub mod env;
+mod exec;
+pub mod host;
+pub mod keeper;
+mod process;
+pub mod registry;
+#[cfg(test)]
+mod replay;
+mod script;
+mod scripted;
+mod session;
+mod step;
+mod turn;
+
+pub use asks::ALLOW_SESSION;
+pub use host::{Host, HostConfig};
+pub use registry::Registry;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -37,7 +65,8 @@ pub struct TurnSpec {
     pub session: Option<String>,
     /// An earlier attempt may have left this prompt in the program's own history: continue, don't repeat.
     pub again: bool,
-    /// The whole environment of the child.
+    /// What the child's environment has beside [`HostConfig::env`], `TIELINE_*` before all. Wins over it. A change
+    /// restarts the member's program, so a token in it should live as long as the session does.
     pub env: BTreeMap<String, String>,
 }
 

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tieline_tests::view::{Channel, Saved, assert_dense};
+use tieline_tests::mesh::Plan;
 use tieline_tests::{Node, Setup, until};
 
 fn lobby(node: &Node) -> Channel<'_> {
@@ -64,14 +65,19 @@ fn full_disk_makes_the_channel_read_only_and_it_resumes_when_there_is_space() {
         return;
     };
     let ballast = tmpfs.0.join("ballast");
-    fs::write(&ballast, vec![1; 3 << 20]).expect("there is space for the ballast");
-    let mut node = alone(Setup::new(&tmpfs.0));
-    let mut acked = vec![lobby(&node).post("before")];
+    fs::write(&ballast, vec![1; 10 << 20]).expect("there is space for the ballast");
+    // The home's disk is small; the agent lives on another box, whose disk is not.
+    let mut plan = Plan::default();
+    plan.home = Setup::new(&tmpfs.0);
+    let mut mesh = plan.start();
+    mesh.add_scripted("bot");
+    let lobby = Channel::new;
+    let mut acked = vec![lobby(&mesh.home, "lobby").post("before")];
 
-    // 64 MB of output on a disk of 20 MB.
-    let flood = lobby(&node).spawn_post("@bot script:big(4000,16384)", &["--wait", "--timeout", "60"]);
+    // 11 MB of output where 8 MB fit.
+    let flood = lobby(&mesh.home, "lobby").post("@bot script:big(700,16384)");
     let refused = until("the channel to be read-only", || {
-        let answer = lobby(&node).post_with("while it fills", &[]);
+        let answer = lobby(&mesh.home, "lobby").post_with("while it fills", &[]);
         if answer.code == Some(0) {
             acked.push(Saved::read(answer.json()));
             return None;
@@ -81,20 +87,22 @@ fn full_disk_makes_the_channel_read_only_and_it_resumes_when_there_is_space() {
     assert_eq!(refused.error_code(), "read_only", "{}", refused.stdout);
     let reason = refused.json()["error"]["message"].to_string().to_lowercase();
     assert!(reason.contains("space") || reason.contains("full"), "the reason is in words: {reason}");
-    assert!(node.runs(), "the node lives");
-    let _ = node.cli(["status", "--json"]).ok();
-    let _ = flood.finish_within(tieline_tests::DEADLINE * 3);
+    assert!(mesh.home.runs(), "the node lives");
+    let _ = mesh.home.cli(["status", "--json"]).ok();
 
     fs::remove_file(&ballast).expect("the ballast can go");
     let after = until("the channel to take posts again", || {
-        let answer = lobby(&node).post_with("after", &[]);
+        let answer = lobby(&mesh.home, "lobby").post_with("after", &[]);
         (answer.code == Some(0)).then(|| Saved::read(answer.json()))
     });
     acked.push(after);
-    node.crash();
-    let entries = lobby(&node).entries();
+    // What the full disk stopped goes on where it stood, and ends whole.
+    let run = lobby(&mesh.home, "lobby").wait_started(flood.message);
+    assert_eq!(lobby(&mesh.home, "lobby").wait_finished(run)["status"], "completed");
+    mesh.home.crash();
+    let entries = lobby(&mesh.home, "lobby").entries();
     assert_dense(&entries);
-    lobby(&node).verify();
+    lobby(&mesh.home, "lobby").verify();
     for saved in &acked {
         let entry = entries.iter().find(|entry| entry["seq"] == saved.seq);
         assert_eq!(entry.map(|entry| &entry["message"]), Some(&saved.message.into()), "an acknowledged post is lost");
@@ -206,7 +214,9 @@ fn older_binary_refuses_newer_data_and_leaves_it_untouched() {
 #[test]
 fn case_f8_torn_last_line_is_cut_and_reported() {
     let dir = tempfile::tempdir().expect("a temporary folder");
-    let mut node = alone(Setup::new(dir.path()));
+    // Without an agent nothing else is written that could take the torn entry's place.
+    let mut node = Setup::new(dir.path()).start();
+    let _ = node.cli(["channel", "create", "lobby", "--json"]).ok();
     let kept = lobby(&node).post("kept");
     let torn = lobby(&node).post("torn in the middle");
     node.kill9();

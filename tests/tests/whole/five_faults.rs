@@ -68,7 +68,7 @@ fn remote_question_is_answered_at_the_home() {
     let run = mesh.lobby().wait_started(saved.message);
     let card = mesh.lobby().wait_card(run);
     assert_eq!(card["ask"]["prompt"], "Tea or coffee?", "{card}");
-    mesh.lobby().wait_state("bot", "awaiting-input");
+    mesh.lobby().wait_state("bot", "asking");
     let inbox = mesh.home.cli(["inbox", "lobby", "--json"]).ok().stdout;
     assert!(inbox.contains("Tea or coffee?"), "{inbox}");
 
@@ -105,7 +105,7 @@ fn remote_kill_ends_the_process_and_keeps_the_queue() {
     until("the harness's process to be gone", || {
         (!fs::exists(format!("/proc/{}", pid.trim())).unwrap_or(true)).then_some(())
     });
-    mesh.lobby().wait_state("bot", "dead");
+    mesh.lobby().wait_state("bot", "killed");
     fs::write(mesh.work().join("go"), "").expect("the work folder can be written");
     let kept = mesh.lobby().post("@bot kept while dead");
     until("the message to be queued", || (mesh.lobby().member_status("bot")["queue"]["depth"] == 1).then_some(()));

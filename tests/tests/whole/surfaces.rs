@@ -97,7 +97,7 @@ fn status_has_the_fields_of_the_contract() {
     assert_eq!(status["channels"][0]["name"], "lobby");
     assert_eq!(status["channels"][0]["role"], "home");
     assert_eq!(status["links"][0]["state"], "up");
-    assert_eq!(status["links"][0]["path"], "direct");
+    assert_eq!(status["links"][0]["path"], "lan");
     let bot = mesh.lobby().member_status("bot");
     assert_eq!((&bot["state"], &bot["queue"]["depth"]), (&"idle".into(), &0.into()), "{bot}");
     let lab = mesh.resident.status();

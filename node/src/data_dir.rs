@@ -1,0 +1,154 @@
+//! The data folder: private, held by one node at a time, and of a format that this version knows.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::keys;
+
+/// The format that this version writes. A newer one is refused untouched; an older one is brought up to date.
+pub const FORMAT: u32 = 1;
+
+/// Holds the format's number.
+const FORMAT_NAME: &str = "FORMAT";
+
+/// The kernel's lock is on this file; its content names the holder.
+const LOCK_NAME: &str = "lock";
+
+/// Why a data folder is not used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DirError {
+    /// Another node has it.
+    #[error("a node runs on {path} already{}", holder(*.pid), path = .path.display())]
+    AlreadyRunning {
+        /// The folder.
+        path: PathBuf,
+        /// The holder's process, as it says itself.
+        pid: Option<u32>,
+    },
+    /// A newer version wrote it.
+    #[error(
+        "{path} was written by a newer Tieline (format {found}; this one knows {FORMAT}); nothing was touched",
+        path = .path.display()
+    )]
+    Newer {
+        /// The folder.
+        path: PathBuf,
+        /// Its format.
+        found: u32,
+    },
+    /// Somebody else owns it.
+    #[error("{path} belongs to another user", path = .path.display())]
+    Foreign {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The disk.
+    #[error("{path}: {error}", path = .path.display())]
+    Io {
+        /// Where.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+}
+
+fn holder(pid: Option<u32>) -> String {
+    pid.map_or_else(String::new, |pid| format!(" (process {pid})"))
+}
+
+/// A data folder that this process holds. The kernel lets go of it with the process, however that ends.
+#[derive(Debug)]
+pub struct DataDir {
+    _lock: File,
+}
+
+impl DataDir {
+    /// Takes the folder, and makes it when there is none. Never waits.
+    ///
+    /// # Errors
+    /// When another node has it, a newer version wrote it, or the disk fails.
+    pub fn open(path: &Path) -> Result<Self, DirError> {
+        let failed = |at: &Path| {
+            let path = at.to_owned();
+            move |error| DirError::Io { path, error }
+        };
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed(path))?;
+        let meta = fs::metadata(path).map_err(failed(path))?;
+        let uid = rustix::process::geteuid().as_raw();
+        if meta.uid() != uid && uid != 0 {
+            return Err(DirError::Foreign { path: path.to_owned() });
+        }
+        if meta.mode() & 0o077 != 0 {
+            let mut mode = meta.permissions();
+            std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o700);
+            fs::set_permissions(path, mode).map_err(failed(path))?;
+        }
+        let lock_path = path.join(LOCK_NAME);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let mut lock = options.open(&lock_path).map_err(failed(&lock_path))?;
+        if let Err(error) = flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            if error == rustix::io::Errno::WOULDBLOCK {
+                let mut text = String::new();
+                let _ = lock.read_to_string(&mut text);
+                return Err(DirError::AlreadyRunning { path: path.to_owned(), pid: text.trim().parse().ok() });
+            }
+            return Err(failed(&lock_path)(error.into()));
+        }
+        // Nothing is written before the format is known to be ours.
+        let format_path = path.join(FORMAT_NAME);
+        match fs::read_to_string(&format_path) {
+            Ok(text) => {
+                let found = text.trim().parse().unwrap_or(u32::MAX);
+                if found > FORMAT {
+                    return Err(DirError::Newer { path: path.to_owned(), found });
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                keys::write(&format_path, format!("{FORMAT}\n").as_bytes()).map_err(failed(&format_path))?;
+            }
+            Err(error) => return Err(failed(&format_path)(error)),
+        }
+        lock.set_len(0).map_err(failed(&lock_path))?;
+        writeln!(lock, "{}", std::process::id()).map_err(failed(&lock_path))?;
+        Ok(Self { _lock: lock })
+    }
+
+    /// Whether a node holds the folder now.
+    #[must_use]
+    pub fn is_held(path: &Path) -> bool {
+        let Ok(lock) = File::open(path.join(LOCK_NAME)) else { return false };
+        flock(&lock, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn case_o2_a_held_folder_names_its_holder_and_a_dead_holder_holds_nothing() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let held = DataDir::open(dir.path()).expect("free");
+        assert!(DataDir::is_held(dir.path()));
+        let error = DataDir::open(dir.path()).expect_err("held").to_string();
+        assert!(error.contains(&std::process::id().to_string()), "{error}");
+        drop(held);
+        assert!(!DataDir::is_held(dir.path()));
+        DataDir::open(dir.path()).expect("free again");
+    }
+
+    #[test]
+    fn newer_data_is_refused_untouched() {
+        let dir = tempfile::tempdir().expect("a folder");
+        fs::write(dir.path().join(FORMAT_NAME), "2\n").expect("written");
+        let error = DataDir::open(dir.path()).expect_err("newer").to_string();
+        assert!(error.contains("newer"), "{error}");
+        assert_eq!(fs::read_to_string(dir.path().join(FORMAT_NAME)).expect("read"), "2\n");
+    }
+}

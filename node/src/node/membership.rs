@@ -1,0 +1,295 @@
+//! The org as this node knows it: its chain, its secrets, its people, and where its nodes are.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use libp2p::{Multiaddr, PeerId};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tieline_proto::api::{ApiError, Code};
+use tieline_proto::crypto::link_key::LinkKey;
+use tieline_proto::entry::{Body, NewEntry};
+use tieline_proto::id::{ChannelId, ChannelName, ClientId, Handle, Hash, NodeId, OrgId, Seq};
+use tieline_proto::link::Message;
+use tieline_proto::log::{Head, Line, LogId};
+use tieline_proto::org::{Org, OrgError};
+use tieline_proto::view;
+
+use super::Node;
+use crate::net::{OrgView, PeerHints};
+use crate::keys;
+use crate::store::{Command, Commit, SealedBatch};
+
+/// Where this node last met the others. A hint: it can be deleted at any time.
+pub const BOOK: &str = "peers.json";
+
+/// Addresses kept of one node; the newest are the likeliest.
+const ADDRS_MAX: usize = 16;
+
+/// Bytes of the org's chain in one frame.
+const LINES_LEN: usize = 256 * 1024;
+
+/// What is known of where a node is.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Met {
+    /// Its transport peer id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: Option<String>,
+    /// Addresses it had, newest first.
+    #[serde(default)]
+    pub addrs: Vec<String>,
+}
+
+/// The org as this node knows it.
+pub struct Membership {
+    me: NodeId,
+    org: Org,
+    log: LogId,
+    head: Head,
+    link_keys: Vec<LinkKey>,
+    person: Handle,
+    /// Requests that made channels, as long as the node runs.
+    created: BTreeMap<ClientId, ChannelId>,
+    book: BTreeMap<NodeId, Met>,
+    book_path: PathBuf,
+}
+
+impl Membership {
+    /// The org whose chain is folded up to `head`.
+    #[must_use]
+    pub fn new(me: NodeId, org: Org, head: Head, link_keys: Vec<LinkKey>, person: Handle, data: &Path) -> Self {
+        let book_path = data.join(BOOK);
+        // A hint that cannot be read is no hint.
+        let book = std::fs::read(&book_path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let log = LogId::Org(org.fingerprint());
+        let book = book.unwrap_or_default();
+        Self { me, org, log, head, link_keys, person, created: BTreeMap::new(), book, book_path }
+    }
+
+    /// The fold of the chain.
+    #[expect(clippy::unnecessary_wraps, reason = "callers chain on it")]
+    pub const fn org(&self) -> Option<&Org> {
+        Some(&self.org)
+    }
+
+    /// The org's fingerprint.
+    pub const fn id(&self) -> OrgId {
+        self.org.fingerprint()
+    }
+
+    /// The chain's log.
+    pub const fn log(&self) -> LogId {
+        self.log
+    }
+
+    /// Head of the durable chain: what entries are judged by.
+    pub const fn tip(&self) -> Hash {
+        self.head.hash
+    }
+
+    /// Whether this node writes the chain.
+    pub fn is_founder(&self) -> bool {
+        self.org.home() == Some(self.me)
+    }
+
+    /// The handle of the person whose box this is.
+    pub fn person(&self) -> Handle {
+        self.person.clone()
+    }
+
+    /// The newest link key.
+    pub fn link_key(&self) -> Option<&LinkKey> {
+        self.link_keys.first()
+    }
+
+    /// The channel that a request made.
+    pub fn created_by(&self, client: &ClientId) -> Option<ChannelId> {
+        self.created.get(client).copied()
+    }
+
+    /// Notes which request made a channel.
+    pub fn created(&mut self, client: ClientId, id: ChannelId) {
+        self.created.insert(client, id);
+    }
+
+    /// The chain's entry that makes this node a new channel's home.
+    pub fn homed(
+        &mut self,
+        channel: ChannelId,
+        name: &ChannelName,
+        home: NodeId,
+        ts: u64,
+    ) -> Result<Vec<NewEntry>, OrgError> {
+        let body = Body::ChannelHomed {
+            channel,
+            name: name.clone(),
+            home,
+            epoch: tieline_proto::id::Epoch(1),
+            start: Seq(1),
+            prev: Hash::ZERO,
+        };
+        Ok(vec![self.append(body, ts)?])
+    }
+
+    /// Applies a new entry, ahead of the disk.
+    pub fn append(&mut self, body: Body, ts: u64) -> Result<NewEntry, OrgError> {
+        let entry = self.org.entry(body, ts);
+        self.org.apply(&entry.clone().at(Hash::ZERO))?;
+        Ok(entry)
+    }
+
+    /// What the network needs to know.
+    pub fn view(&self) -> OrgView {
+        let provides = self.org.channels().any(|(_, term)| term.home == self.me) || self.is_founder();
+        OrgView { org: self.org.clone(), link_keys: self.link_keys.clone(), provides }
+    }
+
+    /// Whom to keep linked, and where they may be.
+    pub fn wants(&self) -> BTreeMap<NodeId, PeerHints> {
+        let live = self.org.devices().filter(|(id, device)| *id != self.me && device.revoked.is_none());
+        live.map(|(id, _)| {
+            let met = self.book.get(&id).cloned().unwrap_or_default();
+            let peer = met.peer.as_deref().and_then(|peer| PeerId::from_str(peer).ok());
+            let addrs = met.addrs.iter().filter_map(|addr| Multiaddr::from_str(addr).ok()).collect();
+            (id, PeerHints { peer_id: peer, addrs })
+        })
+        .collect()
+    }
+
+    /// A node was met.
+    pub fn met(&mut self, node: NodeId, peer: PeerId, addr: Option<Multiaddr>) {
+        let met = self.book.entry(node).or_default();
+        met.peer = Some(peer.to_string());
+        if let Some(addr) = addr {
+            front(&mut met.addrs, addr.to_string());
+        }
+        self.save_book();
+    }
+
+    /// A node says where it listens.
+    pub fn learn_addrs(&mut self, node: NodeId, addrs: &[String]) {
+        let met = self.book.entry(node).or_default();
+        for addr in addrs.iter().rev().filter(|addr| Multiaddr::from_str(addr).is_ok()).take(ADDRS_MAX) {
+            front(&mut met.addrs, addr.clone());
+        }
+        self.save_book();
+    }
+
+    fn save_book(&self) {
+        let written = serde_json::to_vec_pretty(&self.book)
+            .map_err(std::io::Error::other)
+            .and_then(|bytes| keys::write(&self.book_path, &bytes));
+        if let Err(error) = written {
+            tracing::debug!(%error, "where other nodes are is not remembered");
+        }
+    }
+}
+
+fn front(list: &mut Vec<String>, addr: String) {
+    list.retain(|known| *known != addr);
+    list.insert(0, addr);
+    list.truncate(ADDRS_MAX);
+}
+
+impl Node {
+    /// The chain grew, maybe ahead of the disk: everybody who judges by it learns it.
+    pub(super) fn org_changed(&mut self) {
+        self.org_view.send_replace(std::sync::Arc::new(self.membership.view()));
+        self.net.want(self.membership.wants());
+    }
+
+    /// Entries of the chain are durable.
+    pub(super) fn org_durable(&mut self, batch: &SealedBatch) {
+        let head = batch.head();
+        if head.seq <= self.membership.head.seq {
+            return;
+        }
+        self.membership.head = head;
+        self.org_changed();
+        if self.membership.is_founder() {
+            let from = batch.first();
+            for node in self.peers.keys().copied().collect::<Vec<_>>() {
+                self.send(node, Message::OrgLines { from }, batch.bytes().to_vec());
+            }
+        }
+        self.pairing_durable();
+        self.retry_parked(tokio::time::Instant::now());
+    }
+
+    /// Another node asks for what it lacks of the chain.
+    pub(super) fn org_asked(&mut self, node: NodeId, from: Seq) {
+        if self.membership.org.live(&node).is_none() {
+            return;
+        }
+        let mut cursor = self.reader.lines(self.membership.log, from);
+        let mut frames = Vec::new();
+        while let Ok(Some(chunk)) = cursor.read(LINES_LEN) {
+            frames.push((chunk.bytes, chunk.next));
+        }
+        let mut from = from;
+        for (bytes, next) in frames {
+            self.send(node, Message::OrgLines { from }, bytes);
+            from = next;
+        }
+    }
+
+    /// Lines of the chain from its home: checked like any other, then kept.
+    pub(super) fn org_lines(&mut self, node: NodeId, from: Seq, lines: &[u8]) {
+        if self.membership.org.home() != Some(node) || self.membership.is_founder() {
+            return;
+        }
+        let next = self.membership.org.seq().next();
+        if from > next {
+            return self.send(node, Message::OrgGet { from: next }, Vec::new());
+        }
+        if from < next {
+            return;
+        }
+        let mut org = self.membership.org.clone();
+        for line in tieline_proto::log::line::split(lines) {
+            let applied = match Line::parse(line) {
+                Ok(Line::Entry(entry)) => org.apply(&entry).map_err(|error| error.to_string()),
+                Ok(Line::Seal(_)) => Ok(()),
+                Err(error) => Err(error.to_string()),
+            };
+            if let Err(error) = applied {
+                tracing::warn!(%error, "the org's chain from its home is not sound; kept as it was");
+                return;
+            }
+        }
+        self.membership.org = org;
+        let token = self.next_token;
+        self.next_token += 1;
+        self.tokens.insert(token, super::Owner::Org);
+        // The writer checks chain and seals before it keeps them.
+        let lines = vec![(self.membership.log, lines.to_vec())];
+        self.submit_command(Command::Commit(Commit { token, lines, ..Commit::default() }));
+        self.org_changed();
+        self.retry_parked(tokio::time::Instant::now());
+    }
+
+    pub(super) fn org_show(&self) -> Result<Value, ApiError> {
+        let org = &self.membership.org;
+        let device = org.device(&self.me).ok_or_else(|| ApiError::new(Code::Internal, "this node is not in its org"))?;
+        let shown = view::Org { fingerprint: org.fingerprint(), name: org.name().to_owned(), role: device.role };
+        serde_json::to_value(&shown).map_err(|error| ApiError::new(Code::Internal, error.to_string()))
+    }
+
+    pub(super) fn device_list(&self) -> Vec<view::Device> {
+        let links = self.net.links();
+        let live = self.membership.org.devices().filter(|(_, device)| device.revoked.is_none());
+        live.map(|(id, device)| {
+            let link = links.iter().find(|link| link.node == id);
+            let person = (id == self.me).then(|| self.membership.person().as_str().to_owned());
+            view::Device {
+                id,
+                name: device.name.clone(),
+                role: device.role,
+                member: person,
+                last_seen_ms: if id == self.me { Some(0) } else { link.and_then(|link| link.last_proof_ms) },
+            }
+        })
+        .collect()
+    }
+}

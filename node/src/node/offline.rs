@@ -1,0 +1,158 @@
+//! What a data folder can do without a running node: found an org, show it, be enrolled in another one.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rand_chacha::ChaCha20Rng;
+use rand_core::SeedableRng;
+use tieline_proto::api::{ApiError, Code, PairStep, Residency};
+use tieline_proto::crypto::keys::DeviceKeys;
+use tieline_proto::entry::Policy;
+use tieline_proto::id::NodeId;
+use tieline_proto::org::Org;
+use tieline_proto::pairing::{Joined, PairLink};
+use tieline_proto::view;
+
+use super::open;
+use crate::config::Config;
+use crate::consent::{Consent, Grant};
+use crate::data_dir::DataDir;
+use crate::net::pair::{self, JoinConfig, JoinError};
+use crate::store::Layout;
+
+/// The org of a data folder, founded if there is none.
+///
+/// # Errors
+/// When a node holds the folder, or it cannot be read or written.
+pub fn org_show(config: &Config) -> Result<view::Org, ApiError> {
+    let _held = DataDir::open(&config.data).map_err(|error| super::up::explain(&error.into()))?;
+    let layout = Layout::new(&config.data);
+    let keys = open::device_keys(&config.data).map_err(|error| super::up::explain(&error))?;
+    let opened = match open::open_org(&layout).map_err(|error| super::up::explain(&error))? {
+        Some(opened) => opened,
+        None => open::found(config, &layout, &keys).map_err(|error| super::up::explain(&error))?,
+    };
+    let org = opened.org;
+    let role = org.device(&keys.device()).map(|device| device.role);
+    let role = role.ok_or_else(|| ApiError::new(Code::Internal, "this device is not in the org of its own folder"))?;
+    Ok(view::Org { fingerprint: org.fingerprint(), name: org.name().to_owned(), role })
+}
+
+/// Enrols the device of a data folder that no node holds. `show` is told each step but the last.
+///
+/// # Errors
+/// When the folder cannot be used. A refusal by the other side is the last step, not an error.
+pub async fn join(
+    config: &Config,
+    link: &str,
+    name: Option<String>,
+    residency: Option<Residency>,
+    show: impl FnMut(PairStep) + Send,
+) -> Result<PairStep, ApiError> {
+    let _held = DataDir::open(&config.data).map_err(|error| super::up::explain(&error.into()))?;
+    let layout = Layout::new(&config.data);
+    let keys = Arc::new(open::device_keys(&config.data).map_err(|error| super::up::explain(&error))?);
+    let opened = open::open_org(&layout).map_err(|error| super::up::explain(&error))?;
+    let link = check_link(link, opened.as_ref().map(|opened| &opened.org), keys.device())?;
+    let name = name.unwrap_or_else(|| config.name.clone());
+    let joined = match enrol(config, Arc::clone(&keys), link, name, show).await {
+        Ok(joined) => joined,
+        Err(reason) => return Ok(PairStep::Refused { reason }),
+    };
+    let step = PairStep::Enrolled {
+        device: keys.device(),
+        name: joined.name.clone(),
+        org: joined.org.fingerprint().to_string(),
+    };
+    adopt(&layout, &keys, &joined, residency.as_ref())?;
+    Ok(step)
+}
+
+/// Reads a pairing link, and says whether a box with this org may follow it.
+pub(super) fn check_link(text: &str, org: Option<&Org>, me: NodeId) -> Result<PairLink, ApiError> {
+    let link = PairLink::parse(text).map_err(|error| {
+        ApiError::new(Code::Invalid, format!("that is no pairing link: {error}")).hint("on the other box: tieline pair")
+    })?;
+    match org {
+        Some(org) if org.fingerprint() != link.org && !is_untouched(org, me) => {
+            let error = ApiError::new(Code::Conflict, "this box has an org of its own, with channels or devices");
+            Err(error.hint("join with another data folder: tieline --data DIR join LINK"))
+        }
+        _ => Ok(link),
+    }
+}
+
+/// An org that holds nothing but what the first start makes.
+fn is_untouched(org: &Org, me: NodeId) -> bool {
+    org.home() == Some(me) && org.devices().count() == 1 && org.channels().next().is_none()
+}
+
+/// Runs the device's side of pairing. The error is the stable word for why not.
+pub(super) async fn enrol(
+    config: &Config,
+    keys: Arc<DeviceKeys>,
+    link: PairLink,
+    name: String,
+    mut show: impl FnMut(PairStep) + Send,
+) -> Result<Box<Joined>, String> {
+    let internal = |error: &dyn std::fmt::Display| {
+        tracing::error!(%error, "joining failed");
+        "internal".to_owned()
+    };
+    let mut seed = [0; 32];
+    getrandom::fill(&mut seed).map_err(|error| internal(&error))?;
+    let keypair = open::transport_key(&config.data).map_err(|error| internal(&error))?;
+    let loopback = config.listen.chosen && config.listen.addrs.iter().all(open::is_loopback);
+    // A link that names loopback only can only be of this box: whoever pastes it means that.
+    let loopback = loopback || open::names_loopback_only(&link);
+    let join = JoinConfig { keypair, device: keys, name, rng: ChaCha20Rng::from_seed(seed), loopback };
+    let joined = pair::join(join, link, move |digits| show(PairStep::Digits { digits: digits.digits })).await;
+    joined.map_err(|error| match error {
+        JoinError::Refused(reason) => reason.to_string(),
+        JoinError::Unreachable(why) => {
+            tracing::info!(why, "the host cannot be reached");
+            "spent_or_expired".to_owned()
+        }
+        error => internal(&error),
+    })
+}
+
+/// Makes a data folder that of a device of the org that it was enrolled in.
+pub(super) fn adopt(
+    layout: &Layout,
+    keys: &DeviceKeys,
+    joined: &Joined,
+    residency: Option<&Residency>,
+) -> Result<(), ApiError> {
+    let failed = |error: &dyn std::fmt::Display| ApiError::new(Code::Internal, error.to_string());
+    let before = open::open_org(layout).map_err(|error| failed(&error))?;
+    let same = before.as_ref().is_some_and(|opened| opened.org.fingerprint() == joined.org.fingerprint());
+    if let Some(opened) = before.filter(|_| !same) {
+        set_aside(layout.root(), &opened.org).map_err(|error| failed(&error))?;
+    }
+    if !same {
+        open::keep_joined(layout, keys, joined).map_err(|error| failed(&error))?;
+    }
+    if let Some(Residency { harnesses, folders, ceiling }) = residency {
+        let grant = Grant {
+            home: joined.node,
+            harnesses: harnesses.iter().cloned().collect(),
+            folders: folders.iter().map(Into::into).collect(),
+            ceiling: ceiling.unwrap_or(Policy::Ask),
+        };
+        Consent::grant(layout.root(), grant).map_err(|error| failed(&error))?;
+    }
+    Ok(())
+}
+
+/// Moves what the first start made out of the way. Nothing is deleted.
+fn set_aside(root: &Path, org: &Org) -> std::io::Result<()> {
+    let suffix = org.fingerprint().short();
+    for name in ["org", "channels", "keys/root", "index"] {
+        let from = root.join(name);
+        if from.exists() {
+            std::fs::rename(&from, root.join(format!("{name}.before-{suffix}")))?;
+        }
+    }
+    Ok(())
+}

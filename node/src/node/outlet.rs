@@ -1,0 +1,42 @@
+//! The way to a node: by its link, or straight back into the loop when it is this node.
+
+use tieline_proto::id::NodeId;
+use tieline_proto::link::{Lane, Message};
+use tokio::sync::mpsc;
+
+use crate::net::Net;
+
+/// Frames of this node to itself that wait for the loop; more make their senders wait.
+pub const LOCAL_WAITING_MAX: usize = 64;
+
+/// A frame from this node's resident to this node's home.
+pub type LocalFrame = (Message, Vec<u8>);
+
+/// Why a frame could not be sent.
+#[derive(Debug, thiserror::Error)]
+#[error("the way to the node is closed")]
+pub struct Closed;
+
+/// Ways to all nodes.
+#[derive(Clone)]
+pub struct Outlet {
+    /// This node.
+    pub me: NodeId,
+    /// Links.
+    pub net: Net,
+    /// Back into the loop.
+    pub local: mpsc::Sender<LocalFrame>,
+}
+
+impl Outlet {
+    /// Sends on a lane and waits for room.
+    ///
+    /// # Errors
+    /// When the link is down or the node stops.
+    pub async fn send_lane(&self, to: NodeId, lane: Lane, message: Message, tail: Vec<u8>) -> Result<(), Closed> {
+        if to == self.me {
+            return self.local.send((message, tail)).await.map_err(|_| Closed);
+        }
+        self.net.send_lane(to, lane, message, tail).await.map_err(|_| Closed)
+    }
+}

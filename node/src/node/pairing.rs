@@ -1,0 +1,258 @@
+//! Enrolling devices: offers of this node, and the way of this node into somebody's org.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tieline_proto::api::{ApiError, Code, Frame, PairStep, Residency};
+use tieline_proto::entry::Role;
+use tieline_proto::id::{NodeId, Seq};
+use tieline_proto::pairing::{Approval, Joined, Reason, Terms, Welcome};
+use tokio::sync::mpsc;
+
+use super::calls::frame_text;
+use super::{Done, FeedTo, Node, ReplyTo, offline};
+use crate::net::pair::PairEvent;
+
+/// Bytes of the chain read at once for a welcome.
+const CHUNK_LEN: usize = 256 * 1024;
+
+/// What this node has to do with pairing now.
+#[derive(Debug, Default)]
+pub(super) struct Pairing {
+    /// Where the steps of the offer go.
+    feed: Option<mpsc::Sender<Arc<str>>>,
+    /// A device whose entry is on its way to disk.
+    enrolling: Option<Enrolling>,
+    /// Somebody's org that this node has just been enrolled in: it starts anew as one of its devices.
+    pub(super) joined: Option<(Box<Joined>, Option<Residency>)>,
+}
+
+#[derive(Debug)]
+struct Enrolling {
+    device: NodeId,
+    certificate: String,
+    name: String,
+    seq: Seq,
+}
+
+/// A join that ended.
+#[derive(Debug)]
+pub(super) struct JoinDone {
+    joined: Box<Joined>,
+    residency: Option<Residency>,
+    feed: mpsc::Sender<Arc<str>>,
+}
+
+/// A step as a frame.
+pub(super) fn step_frame(step: PairStep) -> Arc<str> {
+    frame_text(&Frame::Pair { step })
+}
+
+impl Node {
+    // ---- at the host ----
+
+    pub(super) fn pair_offer(
+        &mut self,
+        role: Option<String>,
+        channels: &[String],
+        reply: ReplyTo,
+        feed: Option<FeedTo>,
+    ) {
+        let terms = match self.terms(role.as_deref(), channels) {
+            Ok(terms) => terms,
+            Err(error) => return self.reply(reply, Err(error)),
+        };
+        let (Some(FeedTo::Here(feed)), ReplyTo::Here(reply)) = (feed, reply) else {
+            return;
+        };
+        // A newer offer takes an older one's place; the older one's command is told so by the end of its frames.
+        self.pairing.feed = Some(feed.clone());
+        let net = self.net.clone();
+        tokio::spawn(async move {
+            match net.pair_offer(terms).await {
+                Ok(offered) => {
+                    let _ = reply.send(Ok(json!({})));
+                    let step = PairStep::Offer { link: offered.link.to_string(), expires_ms: offered.expires_ms };
+                    let _ = feed.send(step_frame(step)).await;
+                    // Who shows the offer is gone: nobody could type the digits.
+                    feed.closed().await;
+                    let _ = net.pair_cancel().await;
+                }
+                Err(error) => {
+                    let error = ApiError::new(Code::Limit, error.to_string()).hint("wait, then: tieline pair");
+                    let _ = reply.send(Err(error));
+                }
+            }
+        });
+    }
+
+    fn terms(&self, role: Option<&str>, channels: &[String]) -> Result<Terms, ApiError> {
+        if !self.membership.is_founder() {
+            let error = ApiError::new(Code::Refused, "devices are enrolled at the box that founded the org");
+            let founder = self.membership.org().and_then(|org| org.home()).map(|node| self.node_name(&node));
+            return Err(error.hint(format!("on {}: tieline pair", founder.unwrap_or_else(|| "that box".to_owned()))));
+        }
+        if !channels.is_empty() {
+            let error = ApiError::new(Code::Invalid, "this version enrols devices for all channels of the org");
+            return Err(error.hint("leave --channel out"));
+        }
+        let role = match role {
+            None | Some("observer") => Role::Observer,
+            Some("member") => Role::Member,
+            Some(other) => {
+                let error = ApiError::new(Code::Invalid, format!("pairing gives no role {other:?}"));
+                return Err(error.hint("observer or member; more comes by a later promotion"));
+            }
+        };
+        let org_name = self.membership.org().map_or_else(String::new, |org| org.name().to_owned());
+        Ok(Terms { role, org_name, host_name: self.config.name.clone(), addrs: Vec::new(), ttl_ms: None })
+    }
+
+    pub(super) fn pair_confirm(&mut self, digits: String, reply: ReplyTo) {
+        let net = self.net.clone();
+        let ReplyTo::Here(reply) = reply else { return };
+        tokio::spawn(async move {
+            let result = net.pair_confirm(digits).await;
+            let result = result.map_err(|error| ApiError::new(Code::Invalid, error.to_string()));
+            let _ = reply.send(result.map(|()| json!({})));
+        });
+    }
+
+    pub(super) fn pair_cancel(&mut self) -> Result<Value, ApiError> {
+        let net = self.net.clone();
+        tokio::spawn(async move { net.pair_cancel().await });
+        Ok(json!({}))
+    }
+
+    pub(super) fn pair_event(&mut self, event: PairEvent) {
+        match event {
+            PairEvent::Claimed { name, .. } => self.tell(PairStep::Claim { name }),
+            PairEvent::Approved(approval) => self.enrol(*approval),
+            PairEvent::Enrolled { device, name } => {
+                let org = self.membership.id().to_string();
+                self.tell(PairStep::Enrolled { device, name, org });
+                self.pairing.feed = None;
+            }
+            PairEvent::Refused { reason } => {
+                if reason == Reason::Raced {
+                    tracing::warn!("two devices claimed one offer: both were refused; somebody else may have the link");
+                }
+                self.tell(PairStep::Refused { reason: reason.to_string() });
+                self.pairing.feed = None;
+            }
+        }
+    }
+
+    fn tell(&mut self, step: PairStep) {
+        if let Some(feed) = &self.pairing.feed {
+            let _ = feed.try_send(step_frame(step));
+        }
+    }
+
+    /// The operator typed the right digits: the device goes into the chain, and hears of it when that is durable.
+    fn enrol(&mut self, approval: Approval) {
+        let Approval { binding, held, name, role } = approval;
+        let device = binding.device;
+        let enrolled = self.membership.org().ok_or_else(|| "no org".to_owned()).and_then(|org| {
+            org.enrol(binding, held, &name, role, self.keys.signing()).map_err(|error| error.to_string())
+        });
+        let enrolment = match enrolled {
+            Ok(enrolment) => enrolment,
+            Err(error) => {
+                tracing::error!(error, "a device could not be enrolled");
+                return self.not_enrolled();
+            }
+        };
+        let mut enrolling = Enrolling {
+            device,
+            certificate: enrolment.certificate,
+            name: enrolment.name,
+            seq: Seq(0),
+        };
+        if let Some(body) = enrolment.body {
+            let wall = self.now().wall;
+            match self.membership.append(body, wall) {
+                Ok(entry) => {
+                    enrolling.seq = entry.seq;
+                    self.submit_org(vec![entry]);
+                }
+                Err(error) => {
+                    tracing::error!(%error, "a device could not be enrolled");
+                    return self.not_enrolled();
+                }
+            }
+        }
+        self.pairing.enrolling = Some(enrolling);
+        self.pairing_durable();
+    }
+
+    fn not_enrolled(&self) {
+        let net = self.net.clone();
+        tokio::spawn(async move { net.pair_enrolled(None).await });
+    }
+
+    /// The chain is durable a bit further.
+    pub(super) fn pairing_durable(&mut self) {
+        let durable = self.reader.head(self.membership.log()).map_or(Seq(0), |head| head.seq);
+        let Some(Enrolling { device, certificate, name, .. }) =
+            self.pairing.enrolling.take_if(|enrolling| enrolling.seq <= durable)
+        else {
+            return;
+        };
+        let mut chain = Vec::new();
+        let mut cursor = self.reader.lines(self.membership.log(), Seq(1));
+        while let Ok(Some(chunk)) = cursor.read(CHUNK_LEN) {
+            chain.extend_from_slice(&chunk.bytes);
+        }
+        let Some(link_key) = self.membership.link_key().cloned() else { return self.not_enrolled() };
+        let addrs = self.addrs.clone();
+        let welcome = Welcome { device, certificate, name, chain, link_key, node: self.me, addrs };
+        let net = self.net.clone();
+        self.org_changed();
+        tokio::spawn(async move { net.pair_enrolled(Some(Box::new(welcome))).await });
+    }
+
+    // ---- at the device ----
+
+    pub(super) fn pair_join(
+        &mut self,
+        link: &str,
+        name: Option<String>,
+        residency: Option<Residency>,
+        reply: ReplyTo,
+        feed: Option<FeedTo>,
+    ) {
+        let (Some(FeedTo::Here(feed)), ReplyTo::Here(reply)) = (feed, reply) else {
+            return;
+        };
+        let link = match offline::check_link(link, self.membership.org(), self.me) {
+            Ok(link) => link,
+            Err(error) => return drop(reply.send(Err(error))),
+        };
+        let _ = reply.send(Ok(json!({})));
+        let (config, done, keys) = (self.config.clone(), self.done.clone(), Arc::clone(&self.keys));
+        tokio::spawn(async move {
+            let shown = feed.clone();
+            let name = name.unwrap_or_else(|| config.name.clone());
+            let show = move |step| drop(shown.try_send(step_frame(step)));
+            match offline::enrol(&config, keys, link, name, show).await {
+                Ok(joined) => {
+                    let join = JoinDone { joined, residency, feed };
+                    let _ = done.send(Done::Joined(join)).await;
+                }
+                Err(reason) => drop(feed.send(step_frame(PairStep::Refused { reason })).await),
+            }
+        });
+    }
+
+    /// This node is one of somebody's org now: it ends as what it was and starts anew.
+    pub(super) fn joined(&mut self, done: JoinDone) {
+        let JoinDone { joined, residency, feed } = done;
+        let step =
+            PairStep::Enrolled { device: self.me, name: joined.name.clone(), org: joined.org.fingerprint().to_string() };
+        tracing::info!(org = %joined.org.fingerprint(), "enrolled; starting anew as a device of that org");
+        self.pairing.joined = Some((joined, residency));
+        let _ = feed.try_send(step_frame(step));
+        self.stop.cancel();
+    }
+}

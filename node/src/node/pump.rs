@@ -1,0 +1,213 @@
+//! Sends a run's events to its home, from the journal on disk.
+//!
+//! The journal is the buffer: the harness is never slower than the disk, the link takes what it can, and after a lost
+//! link the pump goes on from the index that the home names. So nothing is kept in memory but one chunk.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tieline_proto::crypto::keys::DeviceKeys;
+use tieline_proto::crypto::sign::FinishedContent;
+use tieline_proto::entry::Auth;
+use tieline_proto::event::EVENT_LEN_MAX;
+use tieline_proto::id::{Hash, NodeId};
+use tieline_proto::link::{AttemptId, Lane, Message};
+use tokio::sync::{mpsc, watch};
+
+use super::outlet::Outlet;
+
+/// Bytes of events in one frame: large enough to pay for a frame, small enough to share a link.
+const CHUNK_LEN: usize = 60 * 1024;
+
+/// Longest chunk: one event line and its LF always fit.
+const CHUNK_LEN_MAX: usize = EVENT_LEN_MAX + 1;
+
+/// How an attempt ended.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct End {
+    /// Events in the journal.
+    pub events: u64,
+    /// Its length.
+    pub length: u64,
+    /// Its hash.
+    pub journal: Hash,
+    /// How the harness resumes.
+    pub session: Option<String>,
+}
+
+/// What a pump is told.
+#[derive(Debug)]
+pub enum Order {
+    /// Go on from this index: the home holds what is before it.
+    Resume(u64),
+    /// Say this after the last event.
+    Finish(End),
+}
+
+/// Orders that wait for a pump; there are few in a link's life.
+pub const ORDERS_WAITING_MAX: usize = 16;
+
+/// One run's way to its home.
+pub struct Pump {
+    /// Which attempt.
+    pub id: AttemptId,
+    /// Its home.
+    pub home: NodeId,
+    /// Its journal.
+    pub path: PathBuf,
+    /// Bytes of it that are written.
+    pub written: watch::Receiver<u64>,
+    /// What to do.
+    pub orders: mpsc::Receiver<Order>,
+    /// The way.
+    pub outlet: Outlet,
+    /// Signs the end.
+    pub keys: Arc<DeviceKeys>,
+}
+
+impl Pump {
+    /// Sends until the orders' sender is dropped.
+    pub async fn run(mut self) {
+        let mut end: Option<End> = None;
+        let mut place: Option<Place> = None;
+        let mut finished = false;
+        loop {
+            if let Some(at) = &mut place {
+                let written = *self.written.borrow_and_update();
+                if at.offset < written {
+                    match self.send_chunk(at, written).await {
+                        Ok(()) => {}
+                        // The link is gone, or the journal cannot be read: the home asks again when it can.
+                        Err(reason) => {
+                            tracing::debug!(run = %self.id.run, %reason, "events wait for their home");
+                            place = None;
+                        }
+                    }
+                } else if let Some(end) = end.as_ref().filter(|end| end.length == at.offset && !finished) {
+                    let sent = self.outlet.send_lane(self.home, Lane::Turn(self.id), self.finished(end), Vec::new()).await;
+                    finished = sent.is_ok();
+                    if !finished {
+                        place = None;
+                    }
+                }
+            }
+            let idle = place.as_ref().is_none_or(|at| {
+                let all_sent = at.offset >= *self.written.borrow();
+                all_sent && (finished || end.as_ref().is_none_or(|end| end.length != at.offset))
+            });
+            let order = if idle {
+                tokio::select! {
+                    order = self.orders.recv() => match order {
+                        Some(order) => Some(order),
+                        None => return,
+                    },
+                    // The writer's side goes away with the runner; what is written stays as it is.
+                    changed = self.written.changed(), if end.is_none() => {
+                        if changed.is_err() {
+                            match self.orders.recv().await {
+                                Some(order) => Some(order),
+                                None => return,
+                            }
+                        } else {
+                            None
+                        }
+                    }
+                }
+            } else {
+                match self.orders.try_recv() {
+                    Ok(order) => Some(order),
+                    Err(mpsc::error::TryRecvError::Empty) => None,
+                    Err(mpsc::error::TryRecvError::Disconnected) => return,
+                }
+            };
+            match order {
+                Some(Order::Resume(from)) => {
+                    finished = false;
+                    place = Place::find(&self.path, from).map_err(|error| {
+                        tracing::warn!(run = %self.id.run, %error, "a run's journal cannot be read");
+                    }).ok();
+                }
+                Some(Order::Finish(it)) => {
+                    finished = false;
+                    end = Some(it);
+                }
+                None => {}
+            }
+        }
+    }
+
+    async fn send_chunk(&self, at: &mut Place, written: u64) -> Result<(), String> {
+        let lines = at.read(written).map_err(|error| error.to_string())?;
+        let count = lines.iter().filter(|byte| **byte == b'\n').count() as u64;
+        let length = lines.len() as u64;
+        let message = Message::Events { id: self.id, first: at.index };
+        let sent = self.outlet.send_lane(self.home, Lane::Turn(self.id), message, lines).await;
+        sent.map_err(|error| error.to_string())?;
+        at.index += count;
+        at.offset += length;
+        Ok(())
+    }
+
+    fn finished(&self, end: &End) -> Message {
+        let End { events, length, journal, session } = end.clone();
+        let content = FinishedContent { id: self.id, events, length, journal, session: session.as_deref() };
+        let auth = if self.home == self.keys.device() {
+            Auth::Home
+        } else {
+            Auth::Resident { node: self.keys.device(), sig: content.sign(self.keys.signing()) }
+        };
+        Message::Finished { id: self.id, events, length, journal, session, auth }
+    }
+}
+
+/// Where in the journal a pump stands.
+struct Place {
+    file: File,
+    index: u64,
+    offset: u64,
+}
+
+impl Place {
+    /// The place of the line with this index.
+    fn find(path: &PathBuf, index: u64) -> io::Result<Self> {
+        let file = File::open(path)?;
+        let mut place = Self { file, index: 0, offset: 0 };
+        let mut buffer = vec![0; CHUNK_LEN];
+        let mut base = 0;
+        while place.index < index {
+            let got = place.file.read_at(&mut buffer, base)?;
+            if got == 0 {
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the home holds more events than the journal"));
+            }
+            for (i, byte) in buffer.iter().take(got).enumerate() {
+                if *byte == b'\n' {
+                    place.index += 1;
+                    if place.index == index {
+                        place.offset = base + i as u64 + 1;
+                        return Ok(place);
+                    }
+                }
+            }
+            base += got as u64;
+        }
+        Ok(place)
+    }
+
+    /// Whole lines from here, about [`CHUNK_LEN`] of them, at least one.
+    fn read(&self, written: u64) -> io::Result<Vec<u8>> {
+        // Written just now, so this comes from the page cache; a thread would cost more than the read.
+        for len in [CHUNK_LEN, CHUNK_LEN_MAX] {
+            let available = usize::try_from(written - self.offset).unwrap_or(usize::MAX);
+            let mut buffer = vec![0; len.min(available)];
+            self.file.read_exact_at(&mut buffer, self.offset)?;
+            if let Some(last) = buffer.iter().rposition(|byte| *byte == b'\n') {
+                buffer.truncate(last + 1);
+                return Ok(buffer);
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::InvalidData, "a line of the journal is too long"))
+    }
+}

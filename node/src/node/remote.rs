@@ -1,0 +1,342 @@
+//! Frames of other nodes: what goes to the resident here, what to a home here, and calls that are passed on.
+
+use std::str::FromStr;
+use std::sync::Arc;
+
+use libp2p::{Multiaddr, PeerId};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tieline_proto::api::{ApiError, Code, Frame, Request};
+use tieline_proto::channel::Input;
+use tieline_proto::crypto::sign;
+use tieline_proto::entry::{Auth, Draft, Post};
+use tieline_proto::id::{ChannelId, ClientId, MemberId, MessageId, NodeId, Seq};
+use tieline_proto::link::{Agent, Lane, Message};
+use tieline_proto::wire::json::{self as gate, Limits};
+use tokio::sync::mpsc;
+
+use super::calls::frame_text;
+use super::feed::Feed;
+use super::{FeedTo, Forwarded, Node, ReplyTo, Work};
+use crate::handle::Caller;
+
+/// Highest version of the link's messages that this node speaks.
+const VERSION: u32 = 1;
+
+/// Longest request in a call: a piece of an attachment in base64 and what is around it.
+const CALL_LEN_MAX: usize = 768 * 1024;
+
+/// Frames of another node's subscription that may wait for the reader here; a slower reader is cut and resumes.
+const FEED_WAITING_MAX: usize = 4096;
+
+impl Node {
+    pub(super) fn link_up(&mut self, node: NodeId, name: &str, peer: PeerId, addr: Option<Multiaddr>) {
+        tracing::info!(node = %node.short(), name, "link up");
+        self.membership.met(node, peer, addr);
+        let hello = Message::Hello {
+            version: VERSION,
+            name: self.config.name.clone(),
+            addrs: self.addrs.clone(),
+            mark: self.turns.mark(),
+        };
+        self.send(node, hello, Vec::new());
+        let org = self.membership.org();
+        if org.and_then(|org| org.home()) == Some(node) {
+            let from = org.map_or(Seq(1), |org| org.seq().next());
+            self.send(node, Message::OrgGet { from }, Vec::new());
+        }
+    }
+
+    pub(super) fn link_down(&mut self, node: NodeId, reason: &str) {
+        tracing::info!(node = %node.short(), reason, "link down");
+        if self.peers.remove(&node).is_none() {
+            return;
+        }
+        for id in self.channels.keys().copied().collect::<Vec<_>>() {
+            self.feed_home(id, Input::LinkDown(node));
+        }
+        let gone = self.forwarded.iter().filter(|(_, call)| call.node == node).map(|(call, _)| *call);
+        for call in gone.collect::<Vec<_>>() {
+            let Some(Forwarded { reply, .. }) = self.forwarded.remove(&call) else { continue };
+            if let Some(reply) = reply {
+                let home = self.node_name(&node);
+                let error = ApiError::new(Code::Unreachable, format!("the link to {home} went down before it answered"))
+                    .hint("type it again; a post is saved once when it has the same --id");
+                self.reply(reply, Err(error));
+            }
+        }
+        self.fed.retain(|(to, _), task| {
+            if *to == node {
+                task.abort();
+            }
+            *to != node
+        });
+    }
+
+    pub(super) fn frame(&mut self, node: NodeId, message: Message, tail: Vec<u8>) {
+        match &message {
+            Message::Hello { mark, addrs, .. } => {
+                self.membership.learn_addrs(node, addrs);
+                self.peers.insert(node, *mark);
+                for id in self.channels.keys().copied().collect::<Vec<_>>() {
+                    self.feed_home(id, Input::LinkUp(node, *mark));
+                }
+                self.retry_parked(tokio::time::Instant::now());
+            }
+            Message::Deliver { .. }
+            | Message::Reconcile { .. }
+            | Message::FinishedAck { .. }
+            | Message::EventsAck { .. }
+            | Message::Stop { .. }
+            | Message::Answer { .. }
+            | Message::Kill { .. } => self.work.push_back(Work::ToResident(node, message, tail)),
+            Message::Accepted { .. }
+            | Message::Refused { .. }
+            | Message::Events { .. }
+            | Message::Finished { .. }
+            | Message::StopOk { .. }
+            | Message::AnswerOk { .. }
+            | Message::Report { .. } => self.work.push_back(Work::ToHome(node, message, tail)),
+            Message::Call { call, agent, auth } => {
+                let (call, agent, auth) = (*call, *agent, auth.clone());
+                self.called(node, call, agent, auth, &tail);
+            }
+            Message::Reply { call } => self.replied(node, *call, &tail),
+            Message::Feed { call } => self.fed(node, *call, &tail),
+            Message::FeedEnd { call } => self.feed_ended(node, *call),
+            Message::OrgGet { from } => self.org_asked(node, *from),
+            Message::OrgLines { from } => self.org_lines(node, *from, &tail),
+            // The link answers probes by itself; what a newer version says is not for us.
+            Message::Probe { .. }
+            | Message::ProbeOk { .. }
+            | Message::LaneOpen { .. }
+            | Message::Bye { .. }
+            | Message::Unknown => {}
+        }
+    }
+
+    /// News of attempts, to the home of each one's channel.
+    pub(super) fn to_home(&mut self, node: NodeId, message: Message, tail: Vec<u8>) {
+        let channel = match &message {
+            Message::Accepted { id, .. }
+            | Message::Refused { id, .. }
+            | Message::Events { id, .. }
+            | Message::Finished { id, .. }
+            | Message::StopOk { id }
+            | Message::AnswerOk { id, .. } => id.channel,
+            Message::Report { verdicts } => {
+                for (id, verdict) in verdicts {
+                    let message = Message::Report { verdicts: vec![(*id, verdict.clone())] };
+                    self.feed_home(id.channel, Input::Frame { node, message, tail: Vec::new() });
+                }
+                return;
+            }
+            _ => return,
+        };
+        self.feed_home(channel, Input::Frame { node, message, tail });
+    }
+
+    // ---- calls of other nodes ----
+
+    fn called(&mut self, node: NodeId, call: u64, agent: Option<Agent>, auth: Option<Auth>, tail: &[u8]) {
+        let reply = ReplyTo::There(node, call);
+        let request = gate::check(tail, Limits::text(CALL_LEN_MAX))
+            .map_err(|error| error.to_string())
+            .and_then(|text| serde_json::from_str::<Request>(text).map_err(|error| error.to_string()));
+        let request = match request {
+            Ok(request) => request,
+            Err(error) => {
+                let error = ApiError::new(Code::Invalid, format!("the request cannot be read: {error}"));
+                return self.reply(reply, Err(error));
+            }
+        };
+        if let Request::Unsubscribe { call } = request {
+            self.end_fed(node, call);
+            return self.reply(reply, Ok(json!({})));
+        }
+        let (channel, caller) = match self.caller(node, agent, &request) {
+            Ok(caller) => caller,
+            Err(error) => return self.reply(reply, Err(error)),
+        };
+        if let Request::Post { .. } = request {
+            return match self.signed_post(node, channel, agent, auth) {
+                Ok(SignedPost { by, auth, post, client, run }) => {
+                    self.post(channel, by, auth, post, Some(client), run, reply);
+                }
+                Err(error) => self.reply(reply, Err(error)),
+            };
+        }
+        let feed = matches!(request, Request::Subscribe { .. }).then_some(FeedTo::There(node, call));
+        self.call_channel(caller, channel, request, reply, feed);
+    }
+
+    /// Who calls, and about which channel: only ones whose home is here, by id.
+    fn caller(&self, node: NodeId, agent: Option<Agent>, request: &Request) -> Result<(ChannelId, Caller), ApiError> {
+        let named = serde_json::to_value(request).ok().and_then(|value| Some(value.get("channel")?.as_str()?.to_owned()));
+        let named = named.ok_or_else(|| ApiError::new(Code::Invalid, "that request names no channel"))?;
+        let by_name = || {
+            let mut here = self.channels.iter().filter_map(|(id, channel)| Some((id, channel.home.as_ref()?)));
+            here.find(|(_, home)| home.state().draft.name.as_str() == named).map(|(id, _)| *id)
+        };
+        let id = ChannelId::from_str(&named).ok().filter(|id| self.channels.contains_key(id)).or_else(by_name);
+        let id = id.ok_or_else(|| ApiError::new(Code::NotFound, format!("no channel {named:?} has its home here")))?;
+        let Some(Agent { channel, member, run }) = agent else { return Ok((id, Caller::Device(node))) };
+        // A node speaks for the agents that live on it and for no others.
+        let home = self.channels.get(&id).and_then(|channel| channel.home.as_ref());
+        let lives = home.and_then(|home| home.state().members.get(&member)).and_then(|member| member.spec.node);
+        if channel != id || lives != Some(node) {
+            return Err(ApiError::new(Code::Refused, "the agent does not live on the node that speaks for it"));
+        }
+        Ok((id, Caller::Agent { channel, member, run }))
+    }
+
+    /// Checks a signed draft against everything it names.
+    fn signed_post(
+        &self,
+        node: NodeId,
+        channel: ChannelId,
+        agent: Option<Agent>,
+        auth: Option<Auth>,
+    ) -> Result<SignedPost, ApiError> {
+        let refused = |why: &str| ApiError::new(Code::Refused, why.to_owned());
+        let Some(Auth::Device { device, draft: text, sig }) = auth else {
+            return Err(refused("a post from another node must be signed"));
+        };
+        if device != node {
+            return Err(refused("the draft is signed by another device than the one that sent it"));
+        }
+        sign::verify(sign::domain::DRAFT, text.as_bytes(), &device, &sig).map_err(|error| refused(&error.to_string()))?;
+        let draft: Draft = gate::check(text.as_bytes(), Limits::text(CALL_LEN_MAX))
+            .ok()
+            .and_then(|text| serde_json::from_str(text).ok())
+            .ok_or_else(|| refused("the signed draft cannot be read"))?;
+        let Draft { org, channel: named, member, device: signer, client, seen: _, run, post } = draft;
+        let ours = self.membership.org().map(|org| org.fingerprint());
+        if Some(org) != ours || named != channel || signer != node {
+            return Err(refused("the signed draft names another org, channel or device"));
+        }
+        if member != agent.map(|agent| agent.member) || run != agent.and_then(|agent| agent.run) {
+            return Err(refused("the signed draft names another member than the request"));
+        }
+        let by = match member {
+            Some(member) => Some(member),
+            None => {
+                let may = self.membership.org().is_some_and(|org| org.may(&node, tieline_proto::org::Action::Post));
+                if !may {
+                    let name = self.node_name(&node);
+                    return Err(refused(&format!("{name} may not post with its role")).hint("tieline device list"));
+                }
+                let home = self.channels.get(&channel).and_then(|channel| channel.home.as_ref());
+                home.and_then(|home| home.state().by_device(&node).or_else(|| home.state().by_device(&self.me)))
+            }
+        };
+        Ok(SignedPost { by, auth: Auth::Device { device, draft: text, sig }, post, client, run })
+    }
+
+    pub(super) fn reply_there(&mut self, node: NodeId, call: u64, result: &Result<Value, ApiError>) {
+        let tail = match result {
+            Ok(value) => json!({ "ok": value }),
+            Err(error) => json!({ "error": error }),
+        };
+        self.send(node, Message::Reply { call }, tail.to_string().into_bytes());
+    }
+
+    pub(super) fn feed_there(&mut self, node: NodeId, call: u64, feed: Feed, mut frames: mpsc::Receiver<Arc<str>>) {
+        let outlet = self.outlet.clone();
+        let task = tokio::spawn(async move {
+            let reading = tokio::spawn(feed.run());
+            while let Some(frame) = frames.recv().await {
+                let sent = outlet.send_lane(node, Lane::Bulk(call), Message::Feed { call }, frame.as_bytes().to_vec());
+                if sent.await.is_err() {
+                    reading.abort();
+                    return;
+                }
+            }
+            let _ = outlet.send_lane(node, Lane::Bulk(call), Message::FeedEnd { call }, Vec::new()).await;
+            outlet.net.end_lane(node, Lane::Bulk(call));
+        });
+        self.fed.retain(|_, task| !task.is_finished());
+        self.fed.insert((node, call), task.abort_handle());
+    }
+
+    fn end_fed(&mut self, node: NodeId, call: u64) {
+        if let Some(task) = self.fed.remove(&(node, call)) {
+            task.abort();
+        }
+    }
+
+    // ---- answers of other nodes ----
+
+    fn replied(&mut self, node: NodeId, call: u64, tail: &[u8]) {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "lowercase")]
+        enum Answer {
+            Ok(Value),
+            Error(ApiError),
+        }
+        let Some(forwarded) = self.forwarded.get_mut(&call).filter(|forwarded| forwarded.node == node) else { return };
+        let Some(reply) = forwarded.reply.take() else { return };
+        let answer = gate::check(tail, Limits { nodes_max: 200_000, ..Limits::text(tieline_proto::wire::frame::FRAME_LEN_MAX) });
+        let answer = answer.ok().and_then(|text| serde_json::from_str(text).ok());
+        let result = match answer {
+            Some(Answer::Ok(value)) => Ok(value),
+            Some(Answer::Error(error)) => Err(error),
+            None => Err(ApiError::new(Code::Internal, "the home's answer cannot be read")),
+        };
+        if forwarded.feed.is_none() || result.is_err() {
+            self.forwarded.remove(&call);
+        }
+        self.reply(reply, result);
+    }
+
+    /// A subscription of a door here whose frames come from another node.
+    pub(super) fn local_feed(&mut self, node: NodeId, call: u64, to: mpsc::Sender<Arc<str>>) -> mpsc::Sender<Arc<str>> {
+        let (sender, mut frames) = mpsc::channel::<Arc<str>>(FEED_WAITING_MAX);
+        let outlet = self.outlet.clone();
+        tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    frame = frames.recv() => match frame {
+                        Some(frame) => if to.send(frame).await.is_err() { break },
+                        None => break,
+                    },
+                    () = to.closed() => break,
+                }
+            }
+            // The reader is gone or was cut: the far side need not go on.
+            let end = Message::FeedEnd { call };
+            let _ = outlet.send_lane(node, Lane::Control, end, Vec::new()).await;
+        });
+        sender
+    }
+
+    fn fed(&mut self, node: NodeId, call: u64, tail: &[u8]) {
+        let Some(forwarded) = self.forwarded.get(&call).filter(|forwarded| forwarded.node == node) else { return };
+        let Ok(frame) = std::str::from_utf8(tail) else { return };
+        let Some(feed) = &forwarded.feed else { return };
+        if feed.try_send(frame.into()).is_err() {
+            // The reader is slower than the link for a long while. It is cut, knows it, and resumes by its cursor.
+            tracing::debug!(call, "a slow subscriber of another node's channel was cut");
+            self.forwarded.remove(&call);
+        }
+    }
+
+    fn feed_ended(&mut self, node: NodeId, call: u64) {
+        if self.forwarded.get(&call).is_some_and(|forwarded| forwarded.node == node) {
+            if let Some(Forwarded { feed: Some(feed), .. }) = self.forwarded.remove(&call) {
+                let _ = feed.try_send(frame_text(&Frame::End {}));
+            }
+        } else {
+            self.end_fed(node, call);
+        }
+    }
+}
+
+/// A post that another node's signature stands for.
+struct SignedPost {
+    by: Option<MemberId>,
+    auth: Auth,
+    post: Post,
+    client: ClientId,
+    run: Option<MessageId>,
+}

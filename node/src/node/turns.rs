@@ -1,0 +1,472 @@
+//! Turns that run on this node: the resident's state machine, its journal, and the tasks that do the work.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::json;
+use tieline_proto::api::{ApiError, Code, Request};
+use tieline_proto::crypto::sign::AcceptedContent;
+use tieline_proto::entry::{Attachment, Auth, JournalMark, MemberSpec};
+use tieline_proto::id::{ChannelId, Handle, MemberId, NodeId};
+use tieline_proto::link::{AttemptId, Message};
+use tieline_proto::payload;
+use tieline_proto::turn::{Admission, Effect, Input, Refusal, Resident, ResidentStep};
+use tieline_proto::view::BlobPiece;
+use tokio::sync::{mpsc, watch};
+
+use super::pump::{self, End, Pump};
+use super::runner::{self, News, Runner};
+use super::{Done, Node, Owner};
+use crate::consent::Consent;
+use crate::handle::{Caller, NodeHandle};
+use crate::harness::{Host, TurnSpec};
+use crate::store::{Command, Commit, JournalAppend, JournalId, Target};
+
+/// Everything about turns that run here.
+pub(super) struct Turns {
+    pub resident: Resident,
+    /// Which attempt journal.
+    pub journal: JournalId,
+    /// Its length, writes on their way included.
+    pub length: u64,
+    /// The journal takes no writes: why.
+    pub stopped: Option<String>,
+    pending: VecDeque<(u64, Vec<Effect>)>,
+    runners: BTreeMap<AttemptId, Running>,
+    pumps: BTreeMap<AttemptId, mpsc::Sender<pump::Order>>,
+    /// Attempts that are to stop as soon as they run.
+    stops: BTreeSet<AttemptId>,
+    pub host: Host,
+    pub consent: Arc<Consent>,
+    pub news: mpsc::Sender<News>,
+    pub data: PathBuf,
+}
+
+struct Running {
+    orders: mpsc::Sender<runner::Order>,
+    member: MemberId,
+}
+
+/// The owner's word on an attempt.
+#[derive(Debug)]
+pub(super) struct Admitted {
+    id: AttemptId,
+    result: Result<Admission, Refusal>,
+}
+
+impl Turns {
+    /// Turns of a node whose attempt journal is `resident`'s.
+    #[must_use]
+    pub fn new(
+        resident: Resident,
+        journal: (JournalId, u64),
+        host: Host,
+        consent: Consent,
+        news: mpsc::Sender<News>,
+        data: &Path,
+    ) -> Self {
+        Self {
+            resident,
+            journal: journal.0,
+            length: journal.1,
+            stopped: None,
+            pending: VecDeque::new(),
+            runners: BTreeMap::new(),
+            pumps: BTreeMap::new(),
+            stops: BTreeSet::new(),
+            host,
+            consent: Arc::new(consent),
+            news,
+            data: data.to_owned(),
+        }
+    }
+
+    /// How far the attempt journal is.
+    pub const fn mark(&self) -> JournalMark {
+        self.resident.mark()
+    }
+
+    /// Whether this box's owner has consented to run another home's turns.
+    pub fn is_resident(&self) -> bool {
+        !self.consent.grants().is_empty()
+    }
+
+    /// Whether this box has a harness, so that a member is not added in vain.
+    pub fn check_harness(&self, harness: &Handle) -> Result<(), ApiError> {
+        if self.host.registry().has(harness) {
+            return Ok(());
+        }
+        let names = self.host.registry().names().join(", ");
+        Err(ApiError::new(Code::NotFound, format!("this box has no harness `{harness}`; it has: {names}"))
+            .hint(format!("tieline harness add {harness} -- COMMAND")))
+    }
+}
+
+impl Node {
+    pub(super) fn to_resident(&mut self, home: NodeId, message: Message, tail: Vec<u8>) {
+        if let Message::Kill { channel, member } = &message {
+            self.agent_tokens.revoke(*channel, *member);
+        }
+        self.resident(Input::Frame { home, message, tail });
+    }
+
+    fn resident(&mut self, input: Input) {
+        let step = self.turns.resident.handle(input);
+        self.submit_resident(step);
+    }
+
+    fn submit_resident(&mut self, step: ResidentStep) {
+        let ResidentStep { records, sync, effects } = step;
+        if records.is_empty() {
+            match self.turns.pending.back_mut() {
+                // It must not overtake what waits for the disk.
+                Some((_, waiting)) => waiting.extend(effects),
+                None => self.act_resident(effects),
+            }
+            return;
+        }
+        let (id, at) = (self.turns.journal, self.turns.length);
+        self.turns.length += records.len() as u64;
+        let token = self.next_token;
+        self.next_token += 1;
+        self.tokens.insert(token, Owner::Resident);
+        self.turns.pending.push_back((token, effects));
+        let journals = vec![JournalAppend { id, at, bytes: records, sync }];
+        self.submit_command(Command::Commit(Commit { token, journals, ..Commit::default() }));
+    }
+
+    pub(super) fn resident_durable(&mut self, token: u64) {
+        if self.turns.pending.front().is_some_and(|(front, _)| *front == token)
+            && let Some((_, effects)) = self.turns.pending.pop_front()
+        {
+            self.act_resident(effects);
+        }
+    }
+
+    fn act_resident(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Admit { id, home, spec, attachments } => self.admit(id, home, spec, attachments),
+                Effect::Accept { id, home, mark, start } => {
+                    let auth = self.acceptance(id, home, mark);
+                    self.send_home(home, Message::Accepted { id, mark, auth }, Vec::new());
+                    if start {
+                        self.resident(Input::AcceptedDurable(id));
+                    }
+                }
+                Effect::Start { id, home, member, spec, name, admission, session, payload, attachments, again } => {
+                    let work = Work { home, member, spec, name, admission, session, payload, attachments, again };
+                    self.start(id, work);
+                }
+                Effect::Resume { id, home, from } => self.order_pump(id, home, pump::Order::Resume(from)),
+                Effect::Finish { id, home, events, length, journal, session } => {
+                    let end = End { events, length, journal, session };
+                    self.order_pump(id, home, pump::Order::Finish(end));
+                }
+                Effect::Send(home, message) => self.send_home(home, message, Vec::new()),
+                Effect::Interrupt(id, home) => match self.turns.runners.get(&id) {
+                    Some(running) => drop(running.orders.try_send(runner::Order::Interrupt)),
+                    None => {
+                        self.turns.stops.insert(id);
+                        self.send_home(home, Message::StopOk { id }, Vec::new());
+                    }
+                },
+                Effect::Answer { id, home, ask, answer, digest } => match self.turns.runners.get(&id) {
+                    Some(running) => {
+                        drop(running.orders.try_send(runner::Order::Answer { ask, answer, digest }));
+                    }
+                    None => self.send_home(home, Message::AnswerOk { id, ask }, Vec::new()),
+                },
+                Effect::Kill(channel, member) => {
+                    let host = self.turns.host.clone();
+                    tokio::spawn(async move { host.kill((channel, member)).await });
+                }
+                Effect::Forget(id) => {
+                    self.turns.pumps.remove(&id);
+                    self.submit_command(Command::RemoveJournal(JournalId::Attempt(id)));
+                }
+            }
+        }
+    }
+
+    fn acceptance(&self, id: AttemptId, home: NodeId, mark: JournalMark) -> Auth {
+        if home == self.me {
+            return Auth::Home;
+        }
+        let JournalMark { incarnation, count, head } = mark;
+        let content = AcceptedContent { id, incarnation, count, head };
+        Auth::Resident { node: self.me, sig: content.sign(self.keys.signing()) }
+    }
+
+    /// Sends a frame of the resident to a home, to one of this node too.
+    fn send_home(&mut self, home: NodeId, message: Message, tail: Vec<u8>) {
+        if home == self.me {
+            self.work.push_back(super::Work::ToHome(self.me, message, tail));
+        } else {
+            self.send(home, message, tail);
+        }
+    }
+
+    // ---- admission ----
+
+    fn admit(&mut self, id: AttemptId, home: NodeId, spec: MemberSpec, attachments: Vec<Attachment>) {
+        let term = self.membership.org().and_then(|org| org.terms(&id.channel).last());
+        let result = match &spec.harness {
+            // Only the home that the org's chain names may hand out turns of a channel.
+            _ if term.is_none_or(|term| term.home != home) => {
+                Err(refusal("not_home", "the org's chain does not name that node as the channel's home"))
+            }
+            None => Err(refusal("no_harness", "the member has no harness")),
+            Some(harness) => {
+                let policy = spec.policy.unwrap_or_default();
+                let registry = self.turns.host.registry();
+                let work = self.turns.data.join("resident").join("work").join(spec.handle.as_str());
+                // A member without a folder gets one of its own; whether it may be used is the owner's to say.
+                if spec.cwd.is_none()
+                    && let Err(error) = std::fs::create_dir_all(&work)
+                {
+                    tracing::warn!(%error, "a member's own folder cannot be made");
+                }
+                let allowed = self.turns.consent.check(&registry, &home, harness, spec.cwd.as_deref(), policy, &work);
+                allowed.map_err(|refused| Refusal {
+                    code: refused.code.to_owned(),
+                    message: format!("{}; {}", refused.message, refused.hint),
+                })
+            }
+        };
+        let result = result.map(|allowed| Admission {
+            cwd: allowed.cwd.to_string_lossy().into_owned(),
+            policy: allowed.policy,
+        });
+        if attachments.is_empty() || result.is_err() {
+            return self.resident(Input::Admitted { id, result });
+        }
+        let (handle, done, dir) = (self.handle.clone(), self.done.clone(), self.files(id.channel));
+        tokio::spawn(async move {
+            let fetched = fetch(&handle, id.channel, &attachments, &dir).await;
+            let result = match fetched {
+                Ok(()) => result,
+                Err(reason) => Err(refusal("attachment", &reason)),
+            };
+            let _ = done.send(Done::Admitted(Admitted { id, result })).await;
+        });
+    }
+
+    pub(super) fn admitted(&mut self, admitted: Admitted) {
+        let Admitted { id, result } = admitted;
+        self.resident(Input::Admitted { id, result });
+    }
+
+    fn files(&self, channel: ChannelId) -> PathBuf {
+        self.turns.data.join("resident").join("files").join(channel.to_string())
+    }
+
+    // ---- running ----
+
+    fn start(&mut self, id: AttemptId, work: Work) {
+        let Work { home, member, spec, name, admission, session, payload, attachments, again } = work;
+        let path = self.reader.layout().journal(JournalId::Attempt(id));
+        let file = path
+            .parent()
+            .map_or(Ok(()), std::fs::create_dir_all)
+            .and_then(|()| OpenOptions::new().write(true).create(true).truncate(true).open(&path));
+        let file = match file {
+            Ok(file) => file,
+            Err(error) => {
+                tracing::error!(%error, run = %id.run, "a run's journal cannot be made");
+                return self.resident(Input::Stopped(id));
+            }
+        };
+        let prompt = String::from_utf8_lossy(&payload).into_owned();
+        let prompt = if attachments.is_empty() {
+            prompt
+        } else {
+            payload::resolve_attachments(&prompt, &self.files(id.channel).to_string_lossy())
+        };
+        let token = self.agent_tokens.begin(id.channel, member, id.run, &mut self.rng);
+        let mut env = BTreeMap::new();
+        env.insert("TIELINE_SOCKET".to_owned(), self.data.join(crate::http::SOCKET_NAME).to_string_lossy().into_owned());
+        env.insert("TIELINE_CHANNEL".to_owned(), name);
+        env.insert("TIELINE_MEMBER".to_owned(), spec.handle.as_str().to_owned());
+        env.insert("TIELINE_TOKEN".to_owned(), token);
+        let wanted = spec.policy.unwrap_or_default();
+        let mut notices = Vec::new();
+        if admission.policy < wanted {
+            let (capped, box_name) = (policy_name(admission.policy), &self.config.name);
+            notices.push(format!("{box_name} allows this agent no more than `{capped}`"));
+        }
+        let turn = TurnSpec {
+            id,
+            member,
+            prompt,
+            cwd: PathBuf::from(admission.cwd),
+            model: spec.model.clone(),
+            policy: admission.policy,
+            session,
+            again,
+            env,
+        };
+        let Some(harness) = spec.harness else { return };
+        let turn = self.turns.host.start(&harness, turn);
+        let (written, progress) = watch::channel(0);
+        let (orders, received) = mpsc::channel(runner::ORDERS_WAITING_MAX);
+        if self.turns.stops.remove(&id) {
+            let _ = orders.try_send(runner::Order::Interrupt);
+        }
+        self.turns.runners.insert(id, Running { orders, member });
+        let news = self.turns.news.clone();
+        let runner = Runner { id, home, file, turn, orders: received, news, written, notices };
+        tokio::spawn(runner.run());
+        self.make_pump(id, home, progress);
+        self.order_pump(id, home, pump::Order::Resume(0));
+    }
+
+    fn make_pump(&mut self, id: AttemptId, home: NodeId, written: watch::Receiver<u64>) {
+        let (orders, received) = mpsc::channel(pump::ORDERS_WAITING_MAX);
+        let path = self.reader.layout().journal(JournalId::Attempt(id));
+        let outlet = self.outlet.clone();
+        let keys = Arc::clone(&self.keys);
+        tokio::spawn(Pump { id, home, path, written, orders: received, outlet, keys }.run());
+        self.turns.pumps.insert(id, orders);
+    }
+
+    fn order_pump(&mut self, id: AttemptId, home: NodeId, order: pump::Order) {
+        if !self.turns.pumps.contains_key(&id) {
+            // Left from before a restart: its journal is whole, nothing is added to it.
+            let path = self.reader.layout().journal(JournalId::Attempt(id));
+            let length = std::fs::metadata(path).map_or(0, |meta| meta.len());
+            let (_, written) = watch::channel(length);
+            self.make_pump(id, home, written);
+        }
+        if let Some(orders) = self.turns.pumps.get(&id)
+            && orders.try_send(order).is_err()
+        {
+            // It takes its orders between chunks; the home asks again when nothing comes.
+            tracing::debug!(run = %id.run, "a pump has too many orders");
+        }
+    }
+
+    pub(super) fn runner_news(&mut self, news: News) {
+        match news {
+            News::Ended(id, end) => {
+                self.ended(&id);
+                let End { events, length, journal, session } = end;
+                if self.stop.is_cancelled() {
+                    return self.resident(Input::Stopped(id));
+                }
+                self.resident(Input::Ended { id, events, length, journal, session });
+            }
+            News::Broken(id, reason) => {
+                tracing::error!(run = %id.run, reason, "the turn's outcome is unknown");
+                self.ended(&id);
+                self.resident(Input::Stopped(id));
+            }
+            News::Stopped(id, home) => self.send_home(home, Message::StopOk { id }, Vec::new()),
+            News::Answered(id, home, ask) => self.send_home(home, Message::AnswerOk { id, ask }, Vec::new()),
+        }
+    }
+
+    fn ended(&mut self, id: &AttemptId) {
+        if let Some(Running { member, .. }) = self.turns.runners.remove(id) {
+            self.agent_tokens.end(id.channel, member, id.run);
+        }
+    }
+
+    /// The node stops: nothing more is written of what runs, so that its end stays unknown and is asked about.
+    pub(super) fn abandon_turns(&mut self) {
+        for running in self.turns.runners.values() {
+            let _ = running.orders.try_send(runner::Order::Abandon);
+        }
+        self.turns.pumps.clear();
+    }
+
+    // ---- faults ----
+
+    pub(super) fn resident_failed(&mut self, words: &str) {
+        tracing::error!(reason = words, "no turn starts here until the disk is mended");
+        self.turns.stopped = Some(words.to_owned());
+        self.turns.pending.clear();
+    }
+
+    pub(super) fn reopen_resident(&mut self) {
+        if self.turns.stopped.is_some() {
+            self.submit_command(Command::Reopen(Target::Journal(self.turns.journal)));
+        }
+    }
+
+    pub(super) fn reload(&mut self) -> Result<serde_json::Value, ApiError> {
+        let failed = |error: String| ApiError::new(Code::Invalid, error);
+        let consent = Consent::load(&self.data, self.me).map_err(|error| failed(error.to_string()))?;
+        let registry = super::open::registry(&self.config).map_err(|error| failed(error.to_string()))?;
+        self.turns.consent = Arc::new(consent);
+        self.turns.host.reload(registry);
+        Ok(json!({}))
+    }
+}
+
+struct Work {
+    home: NodeId,
+    member: MemberId,
+    spec: Box<MemberSpec>,
+    name: String,
+    admission: Admission,
+    session: Option<String>,
+    payload: Vec<u8>,
+    attachments: Vec<Attachment>,
+    again: bool,
+}
+
+fn refusal(code: &str, message: &str) -> Refusal {
+    Refusal { code: code.to_owned(), message: message.to_owned() }
+}
+
+const fn policy_name(policy: tieline_proto::entry::Policy) -> &'static str {
+    match policy {
+        tieline_proto::entry::Policy::ReadOnly => "read-only",
+        tieline_proto::entry::Policy::Ask => "ask",
+        tieline_proto::entry::Policy::Edit => "edit",
+        tieline_proto::entry::Policy::Full => "full",
+    }
+}
+
+/// Brings the files that a payload cites to this box, checked against their hashes.
+async fn fetch(handle: &NodeHandle, channel: ChannelId, files: &[Attachment], dir: &Path) -> Result<(), String> {
+    for file in files {
+        let folder = dir.join(file.hash.to_string());
+        let Some(name) = Path::new(&payload::attachment_path(&file.hash, &file.name)).file_name().map(ToOwned::to_owned)
+        else {
+            continue;
+        };
+        let path = folder.join(name);
+        if tokio::fs::metadata(&path).await.is_ok_and(|meta| meta.len() == file.size) {
+            continue;
+        }
+        let mut hasher = blake3::Hasher::new();
+        let mut bytes = Vec::new();
+        while (bytes.len() as u64) < file.size {
+            let request =
+                Request::BlobGet { channel: channel.to_string(), hash: file.hash, offset: bytes.len() as u64 };
+            let piece = handle.call(Caller::Owner, request).await.map_err(|error| error.to_string())?;
+            let piece: BlobPiece = serde_json::from_value(piece).map_err(|error| error.to_string())?;
+            let data = super::base64::decode(&piece.data).map_err(|()| "a piece is not base64url".to_owned())?;
+            if data.is_empty() {
+                return Err(format!("{:?} ends too early", file.name));
+            }
+            hasher.update(&data);
+            bytes.extend_from_slice(&data);
+        }
+        if hasher.finalize().as_bytes() != file.hash.as_bytes() || bytes.len() as u64 != file.size {
+            return Err(format!("{:?} does not have the hash that the message names", file.name));
+        }
+        let write = async {
+            tokio::fs::create_dir_all(&folder).await?;
+            let temp = folder.join(".part");
+            tokio::fs::write(&temp, &bytes).await?;
+            tokio::fs::rename(&temp, &path).await
+        };
+        write.await.map_err(|error| format!("{:?} cannot be written: {error}", file.name))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,29 @@
+//! A channel: the fold of its log ([`State`]) and the one node that writes it ([`Home`]).
+
+mod fold;
+mod home;
+mod state;
+#[cfg(test)]
+mod tests;
+
+pub use fold::FoldError;
+pub use home::{
+    ASKS_OPEN_MAX, Ask, BATCH_LEN_MAX, Cited, Context, Effect, History, Home, Input, JournalAppend, Op, OpError,
+    REFERENCES_MAX, ROUND_WAIT_MS, RunProgress, Step, Ticket, poster,
+};
+pub use state::{Card, Member, Queued, RoundAnswer, RoundState, State, Turn, TurnPhase};
+
+/// Messages that may wait for one member; more are refused before they are acknowledged.
+pub const QUEUE_LEN_MAX: usize = 10_000;
+
+/// Longest post, in bytes; longer text goes as an attachment.
+pub const POST_LEN_MAX: usize = 64 * 1024;
+
+/// Attachments of one post.
+pub const ATTACHMENTS_MAX: usize = 8;
+
+/// Largest attachment, in bytes.
+pub const ATTACHMENT_LEN_MAX: u64 = 25 * 1024 * 1024;
+
+/// Members that a channel can have.
+pub const MEMBERS_MAX: usize = 256;

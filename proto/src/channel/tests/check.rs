@@ -1,0 +1,162 @@
+//! Invariants, checked while the world runs and at its end. The numbers are those of the security page.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::super::{Card, TurnPhase};
+use super::harness::Start;
+use super::world::World;
+use crate::entry::{Auth, Body, MemberKind};
+use crate::event::{Event, Status};
+use crate::id::{Attempt, Hash, Lamport, MemberId, MessageId};
+use crate::link::AttemptId;
+
+impl World {
+    /// I5 and I7, when a harness is handed a payload.
+    pub fn check_start(&mut self, start: &Start) {
+        let run = start.id.run;
+        let home = &self.home;
+        let releases =
+            home.log.entries.iter().filter(
+                |entry| matches!(entry.body, Body::HoldReleased { message, retry: true, .. } if message == run),
+            );
+        let allowed = 1 + releases.count();
+        let before = self.oracle.starts_of(run);
+        assert!(before < allowed, "I5: run {run} starts {} times, a person allowed {allowed}", before + 1);
+        let first = self.oracle.starts.iter().find(|other| other.id.run == run);
+        if let Some(first) = first {
+            assert_eq!(first.payload, start.payload, "every attempt gets the same bytes");
+            assert!(first.id.attempt < start.id.attempt, "attempts rise");
+        }
+        let twice = first.is_some();
+        let last = self.oracle.starts.iter().rev().find(|other| other.member == start.member);
+        assert!(last.is_none_or(|last| last.id.run <= run), "I7: run {run} after a later one of its member");
+        let started = home.log.entries.iter().find_map(|entry| match &entry.body {
+            Body::TurnStarted { message, batch, payload, .. } if *message == run => Some((batch.clone(), *payload)),
+            _ => None,
+        });
+        let (batch, payload) = started.expect("turn-started is durable before anything is sent");
+        assert_eq!(Hash::of(&start.payload), payload);
+        assert_eq!(start.messages, batch, "the payload shows the batch");
+        if twice {
+            self.see("a run started twice, as a person said");
+        }
+    }
+
+    /// I6: what the home has of a run is what its harness wrote, up to some line.
+    pub fn check_journals(&self) {
+        for ((run, attempt), file) in &self.home.runs {
+            let id = AttemptId { channel: self.channel_of_log(), run: *run, attempt: *attempt };
+            let written = self.oracle.written.get(&id).map(Vec::as_slice).unwrap_or_default();
+            assert!(written.starts_with(&file.bytes), "I6: run {run}: the home's journal is not a prefix");
+        }
+    }
+
+    fn channel_of_log(&self) -> crate::id::ChannelId {
+        let Some(Body::ChannelCreated { draft }) = self.bodies().next() else { panic!("a log begins") };
+        crate::log::channel_id(draft)
+    }
+
+    /// Everything that can be said of a log alone, and of it and the oracle.
+    pub fn check_log(&self) {
+        // I1, I9: the fold refuses gaps, repeats and clocks that don't rise.
+        let folded = self.home.log.fold();
+        if let Some(core) = &self.home.core
+            && self.home.pending.is_empty()
+        {
+            assert_eq!(format!("{folded:?}"), format!("{:?}", core.state()), "the fold of the disk is the state");
+        }
+        let mut last = Lamport(0);
+        for entry in &self.home.log.entries {
+            assert!(entry.lamport > last, "I9");
+            last = entry.lamport;
+        }
+        // I3, I4.
+        for (client, saved) in &self.saved {
+            let posts = self.bodies().filter_map(|body| match body {
+                Body::Posted { message, client: Some(by), post, .. } if by == client => Some((*message, &post.text)),
+                _ => None,
+            });
+            let posts = posts.collect::<Vec<_>>();
+            assert_eq!(posts, [(saved.message, &saved.text)], "I3, I4: {client:?}");
+        }
+        self.check_ends();
+        self.check_journals();
+    }
+
+    /// I5, I6: each turn ends once, and what its resident signed is what the home has.
+    fn check_ends(&self) {
+        let mut ended = BTreeSet::new();
+        let mut delivered: BTreeMap<(MemberId, MessageId), usize> = BTreeMap::new();
+        for entry in &self.home.log.entries {
+            match &entry.body {
+                Body::TurnStarted { member, attempt: Attempt(1), batch, .. } => {
+                    batch.iter().for_each(|message| *delivered.entry((*member, *message)).or_default() += 1);
+                }
+                Body::TurnFinished { message, attempt, status, text, events, length, journal, .. } => {
+                    assert!(ended.insert(*message), "run {message} ended twice");
+                    let file = self.home.runs.get(&(*message, *attempt)).cloned().unwrap_or_default();
+                    assert_eq!(file.bytes.len() as u64, *length, "run {message}: the journal's length");
+                    assert_eq!(file.lines().count() as u64, *events);
+                    assert_eq!(Hash::of(&file.bytes), *journal, "run {message}: the journal's hash");
+                    let last = file.lines().last().and_then(|line| serde_json::from_slice(line).ok());
+                    if let Some(Event::Finished { outcome }) = last {
+                        assert_eq!((outcome.status, &outcome.text), (*status, text));
+                    } else {
+                        assert_ne!(*status, Status::Completed, "run {message} completed without an end");
+                        assert_eq!(entry.auth, Auth::Home, "only the home itself ends a turn without its journal");
+                    }
+                }
+                _ => {}
+            }
+        }
+        // A message may come twice to a member only when a round brings its root back with results.
+        let rounds = self.bodies().filter_map(|body| match body {
+            Body::RoundClosed { message, .. } => Some(*message),
+            _ => None,
+        });
+        let rounds = rounds.collect::<BTreeSet<_>>();
+        for ((member, message), times) in delivered {
+            assert!(times == 1 || rounds.contains(&message), "#{message} went to {member} {times} times");
+        }
+    }
+
+    /// I13: with every fault healed, nothing deliverable waits, and what is held shows a card.
+    pub fn check_quiet(&self) {
+        let state = self.core().state();
+        assert!(self.home.pending.is_empty());
+        for (run, turn) in &state.turns {
+            if turn.released && !state.members[&turn.member].may_start() {
+                continue;
+            }
+            let TurnPhase::Held(card) = turn.phase else {
+                panic!("I13: run {run} of member {} is still {:?}", turn.member, turn.phase)
+            };
+            assert!(matches!(state.cards.get(&card), Some(Card::HeldTurn { .. })));
+        }
+        for (id, member) in &state.members {
+            let waits = member.spec.kind == MemberKind::Agent && member.ready() && !member.queue.is_empty();
+            assert!(!waits, "I13: {} messages wait for member {id}", member.queue.len());
+        }
+        let closed = state.rounds.values().all(|round| {
+            !round.waiting.is_empty()
+                && round.waiting.iter().any(|id| state.members.get(id).is_some_and(|member| !member.ready()))
+        });
+        assert!(closed, "I13: a round waits for nobody: {:?}", state.rounds);
+        for (number, b) in self.boxes.iter().enumerate() {
+            assert!(b.turns.is_empty(), "box {number} still runs {:?}", b.turns.keys());
+        }
+        self.check_log();
+    }
+
+    /// Residents keep nothing of what is over.
+    pub fn check_forgotten(&self) {
+        let state = self.core().state();
+        for (number, b) in self.boxes.iter().enumerate() {
+            let Some(core) = &b.core else { continue };
+            for (id, _) in core.open() {
+                let held = state.turns.get(&id.run).is_some_and(|turn| turn.attempt == id.attempt);
+                assert!(held, "box {number} keeps {id:?} for ever");
+            }
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Names of devices and orgs: what people call them, safe to show anywhere.
+
+/// Longest name, in bytes.
+pub const NAME_LEN_MAX: usize = 64;
+
+/// Whether a text can be the name of a device or an org: 1 to [`NAME_LEN_MAX`] bytes, no space at its ends, and no
+/// character that a terminal obeys, that cannot be seen, or that turns the direction of what stands around it.
+#[must_use]
+pub fn is_name(text: &str) -> bool {
+    (1..=NAME_LEN_MAX).contains(&text.len()) && text.trim() == text && !text.chars().any(is_hidden)
+}
+
+fn is_hidden(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}'
+            | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+            | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e0fff}')
+}
+
+/// `wanted`, or the first of `wanted-2`, `wanted-3` … that is not taken; cut so that it fits.
+pub(super) fn unique(wanted: &str, taken: impl Fn(&str) -> bool) -> String {
+    let mut name = wanted.to_owned();
+    let mut number = 1_u64;
+    // Ends: there are fewer taken names than numbers.
+    while taken(&name) {
+        number += 1;
+        let suffix = format!("-{number}");
+        let mut cut = NAME_LEN_MAX.saturating_sub(suffix.len()).min(wanted.len());
+        while !wanted.is_char_boundary(cut) {
+            cut -= 1;
+        }
+        name = format!("{}{suffix}", wanted.get(..cut).unwrap_or_default().trim_end());
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_hide_nothing() {
+        for good in ["desk", "Jürgen’s phone", "ラボ 2", "a".repeat(64).as_str()] {
+            assert!(is_name(good), "{good:?}");
+        }
+        let bad = ["", " a", "a\n", "a\u{1b}[2J", "a\u{202e}b", "a\u{200b}b", "a\u{85}b", "a\u{e0041}", "\u{3164}"];
+        for bad in bad {
+            assert!(!is_name(bad), "{bad:?}");
+        }
+        assert!(!is_name(&"a".repeat(65)));
+    }
+
+    #[test]
+    fn a_second_device_of_a_name_gets_a_number() {
+        let taken = ["box".to_owned(), "box-2".to_owned(), "é".repeat(32)];
+        let unique = |name: &str| unique(name, |text| taken.iter().any(|other| other == text));
+        assert_eq!(unique("lab"), "lab");
+        assert_eq!(unique("box"), "box-3");
+        let long = unique(&"é".repeat(32));
+        assert!(is_name(&long) && long.ends_with("-2"), "{long}");
+    }
+}

@@ -1,0 +1,742 @@
+//! The resident: runs turns for homes, each attempt at most once, and proves what became of it.
+//!
+//! Every attempt leaves chained records in the attempt journal. `accepted` is synced before the home hears of it;
+//! `handed` is written, not synced, right before the harness gets the payload: a write survives the process though
+//! not the box, so its absence proves "never started" exactly while the box has not rebooted since.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use crate::entry::{Attachment, JournalMark, MemberSpec, Policy};
+use crate::event::Answer;
+use crate::id::{Attempt, ChannelId, Hash, Incarnation, MemberId, MessageId, NodeId};
+use crate::link::{Asked, AttemptId, Message, Verdict};
+
+/// Attempts open at once, over all homes. A home with more members than that waits.
+const ATTEMPTS_MAX: usize = 1024;
+
+/// Heads of the attempt journal kept to answer marks; older marks prove nothing any more.
+const HEADS_MAX: usize = 4096;
+
+/// Runs whose void attempts are remembered. Late frames come within a link's life; this many runs back there are none.
+const FENCES_MAX: usize = 4096;
+
+/// Answers of one attempt that are remembered, so that a repeated one does not reach the harness again.
+const ANSWERS_MAX: usize = 4096;
+
+/// Verdicts in one report, so that it stays far below what a frame may hold.
+const VERDICTS_MAX: usize = 256;
+
+/// One line of the attempt journal, beside its `prev`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(tag = "rec", rename_all = "kebab-case")]
+pub enum Record {
+    /// First line: the journal's life.
+    Began {
+        /// Random.
+        incarnation: Incarnation,
+    },
+    /// The attempt is ours to run.
+    Accepted {
+        /// Which.
+        id: AttemptId,
+        /// Whose channel it is.
+        home: NodeId,
+        /// Whose turn.
+        member: MemberId,
+        /// Hash of the payload.
+        payload: Hash,
+        /// The box's boot, so that a later one knows whether unsynced writes may be gone.
+        boot: String,
+    },
+    /// The harness is about to get the payload.
+    Handed {
+        /// Which.
+        id: AttemptId,
+    },
+    /// The attempt ended and its journal is durable.
+    Ended {
+        /// Which.
+        id: AttemptId,
+        /// Events in its journal.
+        events: u64,
+        /// Length of its journal.
+        length: u64,
+        /// Hash of its journal.
+        journal: Hash,
+        /// How the harness resumes.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        session: Option<String>,
+    },
+    /// The home has the end, or the attempt is void: its journal may go.
+    Forgotten {
+        /// Which.
+        id: AttemptId,
+    },
+    /// A record of a newer version.
+    #[serde(other)]
+    Unknown,
+}
+
+#[derive(Deserialize, Serialize)]
+struct Line {
+    prev: Hash,
+    #[serde(flatten)]
+    record: Record,
+}
+
+/// Everything that can happen to a resident.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "inputs live briefly and one at a time")]
+pub enum Input {
+    /// A home can be reached, this node's own included. It is told of every attempt that is kept for it: it may have
+    /// ended some while it could not say so.
+    LinkUp(NodeId),
+    /// A home says something.
+    Frame {
+        /// The home.
+        home: NodeId,
+        /// What.
+        message: Message,
+        /// The frame's tail.
+        tail: Vec<u8>,
+    },
+    /// The box's owner allows an attempt, or not.
+    Admitted {
+        /// Which.
+        id: AttemptId,
+        /// With what, or why not.
+        result: Result<Admission, Refusal>,
+    },
+    /// The acceptance of an attempt is durable and its home told.
+    AcceptedDurable(AttemptId),
+    /// The attempt ended and its journal, last event included, is durable.
+    Ended {
+        /// Which.
+        id: AttemptId,
+        /// Events in its journal.
+        events: u64,
+        /// Length of its journal.
+        length: u64,
+        /// Hash of its journal.
+        journal: Hash,
+        /// How the harness resumes.
+        session: Option<String>,
+    },
+    /// The node stops, or cannot write the run's journal: what ran was interrupted by that and not by a person.
+    Stopped(AttemptId),
+}
+
+/// What the owner's consent made of an attempt.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Admission {
+    /// The folder, resolved.
+    pub cwd: String,
+    /// The policy, capped.
+    pub policy: Policy,
+}
+
+/// Why an attempt is not run here.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Refusal {
+    /// Stable word.
+    pub code: String,
+    /// Words for people, with what to do about it.
+    pub message: String,
+}
+
+/// What the shell must do once the step's records are written, and synced if it says so.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Check the owner's consent and fetch what the payload cites; answer with [`Input::Admitted`].
+    Admit {
+        /// Which.
+        id: AttemptId,
+        /// Whose channel.
+        home: NodeId,
+        /// The member's settings.
+        spec: MemberSpec,
+        /// Files to have before it starts.
+        attachments: Vec<Attachment>,
+    },
+    /// Send `Accepted` with this mark, signed; then feed [`Input::AcceptedDurable`].
+    Accept {
+        /// Which.
+        id: AttemptId,
+        /// The home.
+        home: NodeId,
+        /// The journal's place.
+        mark: JournalMark,
+        /// Whether the harness is to be started after it.
+        start: bool,
+    },
+    /// Start the harness.
+    Start {
+        /// Which.
+        id: AttemptId,
+        /// The home.
+        home: NodeId,
+        /// Whose turn.
+        member: MemberId,
+        /// The member's settings.
+        spec: Box<MemberSpec>,
+        /// The channel's name.
+        name: String,
+        /// What the consent allows.
+        admission: Admission,
+        /// How the harness resumes.
+        session: Option<String>,
+        /// The payload.
+        payload: Vec<u8>,
+        /// Files that it cites.
+        attachments: Vec<Attachment>,
+        /// An earlier attempt may have left its prompt in the harness's history.
+        again: bool,
+    },
+    /// Send the run's events from this index on, and its end when it has one.
+    Resume {
+        /// Which.
+        id: AttemptId,
+        /// The home.
+        home: NodeId,
+        /// First index that the home lacks.
+        from: u64,
+    },
+    /// Send this after all events of the run.
+    Finish {
+        /// Which.
+        id: AttemptId,
+        /// The home.
+        home: NodeId,
+        /// Events in its journal.
+        events: u64,
+        /// Length of its journal.
+        length: u64,
+        /// Hash of its journal.
+        journal: Hash,
+        /// How the harness resumes.
+        session: Option<String>,
+    },
+    /// Send a control frame.
+    Send(NodeId, Message),
+    /// Interrupt a running attempt; confirm with `StopOk` to the home.
+    Interrupt(AttemptId, NodeId),
+    /// Give a running attempt an answer; confirm with `AnswerOk` to the home.
+    Answer {
+        /// Which.
+        id: AttemptId,
+        /// The home.
+        home: NodeId,
+        /// Which question.
+        ask: String,
+        /// The answer.
+        answer: Answer,
+        /// Approvals: hash of the action that was shown.
+        digest: Option<Hash>,
+    },
+    /// End a member's process.
+    Kill(ChannelId, MemberId),
+    /// Delete the run's journal here.
+    Forget(AttemptId),
+}
+
+/// What one input led to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ResidentStep {
+    /// Lines for the attempt journal.
+    pub records: Vec<u8>,
+    /// They must be durable before the effects.
+    pub sync: bool,
+    /// What to do after that, in order.
+    pub effects: Vec<Effect>,
+}
+
+/// What is on disk of a run, read at start for attempts without an end.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RunEvidence {
+    /// Events in its journal.
+    pub events: u64,
+    /// Length of its journal.
+    pub length: u64,
+    /// Hash of its journal.
+    pub journal: Option<Hash>,
+    /// Its last line says how it ended.
+    pub ended: bool,
+}
+
+/// Why the attempt journal cannot be used.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RestoreError {
+    /// A line is damaged or does not follow from the one before.
+    #[error("line {0} of the attempt journal is damaged")]
+    Damaged(u64),
+}
+
+#[derive(Clone, Debug)]
+enum Phase {
+    /// Waits for the owner's consent.
+    Asking(Box<Work>),
+    /// Durable soon; handed to the harness after that.
+    Accepted(JournalMark, Admission, Box<Work>),
+    /// The harness has it, and these answers.
+    Running(JournalMark, BTreeSet<String>),
+    /// Ended; the home may not know.
+    Ended(Box<Effect>),
+    /// Stopped before it was handed, or found so after a restart. It never will be; the home may not know.
+    NeverStarted,
+    /// Found after a restart, or the node was stopped under it: nobody knows.
+    Ambiguous(String),
+}
+
+#[derive(Clone, Debug)]
+struct Work {
+    spec: MemberSpec,
+    name: String,
+    session: Option<String>,
+    payload: Vec<u8>,
+    attachments: Vec<Attachment>,
+    again: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Attempted {
+    home: NodeId,
+    member: MemberId,
+    hash: Hash,
+    phase: Phase,
+}
+
+/// The resident side of one node, over all homes and channels.
+#[derive(Debug)]
+pub struct Resident {
+    boot: String,
+    mark: JournalMark,
+    /// Heads after the last records, oldest first; the last one is `mark.head`.
+    heads: VecDeque<Hash>,
+    attempts: BTreeMap<AttemptId, Attempted>,
+    /// Attempts up to this one of a home's run are void: told absent, refused or forgotten.
+    fenced: BTreeMap<Run, Attempt>,
+    /// Runs in `fenced`, oldest first.
+    fences: VecDeque<Run>,
+}
+
+/// A run of a home: one home cannot fence off another's.
+type Run = (NodeId, ChannelId, MessageId);
+
+impl Resident {
+    /// A new attempt journal, and its first line.
+    #[must_use]
+    pub fn begin(incarnation: Incarnation, boot: String) -> (Self, Vec<u8>) {
+        let mut resident = Self::empty(incarnation, boot);
+        let mut out = Vec::new();
+        resident.record(Record::Began { incarnation }, &mut out);
+        (resident, out)
+    }
+
+    const fn empty(incarnation: Incarnation, boot: String) -> Self {
+        Self {
+            boot,
+            mark: JournalMark { incarnation, count: 0, head: Hash::ZERO },
+            heads: VecDeque::new(),
+            attempts: BTreeMap::new(),
+            fenced: BTreeMap::new(),
+            fences: VecDeque::new(),
+        }
+    }
+
+    /// Takes an attempt journal up again: whole lines, synced; the caller has cut a torn tail. `evidence` reads what is
+    /// on disk of a run without an end, synced too: what it says is told to homes.
+    ///
+    /// # Errors
+    /// When a line is damaged: the caller begins a new journal, and open attempts are held by their homes.
+    pub fn restore(
+        lines: &[u8],
+        boot: String,
+        mut evidence: impl FnMut(&AttemptId) -> RunEvidence,
+    ) -> Result<Self, RestoreError> {
+        let mut resident = Self::empty(Incarnation([0; 16]), boot);
+        let mut boots: BTreeMap<AttemptId, String> = BTreeMap::new();
+        let mut handed: BTreeSet<AttemptId> = BTreeSet::new();
+        for line in lines.split_inclusive(|byte| *byte == b'\n') {
+            let damaged = RestoreError::Damaged(resident.mark.count + 1);
+            // A line without its LF would swallow the next record.
+            let line = line.strip_suffix(b"\n").ok_or_else(|| damaged.clone())?;
+            let Line { prev, record } = serde_json::from_slice(line).map_err(|_| damaged.clone())?;
+            let first = resident.mark.count == 0;
+            if prev != resident.mark.head || first != matches!(record, Record::Began { .. }) {
+                return Err(damaged);
+            }
+            resident.advance(Hash::of(line));
+            match record {
+                Record::Began { incarnation } => resident.mark.incarnation = incarnation,
+                Record::Accepted { id, home, member, payload, boot } => {
+                    boots.insert(id, boot);
+                    let phase = Phase::NeverStarted;
+                    resident.attempts.insert(id, Attempted { home, member, hash: payload, phase });
+                }
+                Record::Handed { id } => {
+                    handed.insert(id);
+                }
+                Record::Ended { id, events, length, journal, session } => {
+                    if let Some(attempt) = resident.attempts.get_mut(&id) {
+                        let home = attempt.home;
+                        let finish = Effect::Finish { id, home, events, length, journal, session };
+                        attempt.phase = Phase::Ended(Box::new(finish));
+                    }
+                }
+                Record::Forgotten { id } => {
+                    if let Some(attempt) = resident.attempts.remove(&id) {
+                        resident.fence(attempt.home, &id);
+                    }
+                }
+                Record::Unknown => {}
+            }
+        }
+        if resident.mark.count == 0 {
+            return Err(RestoreError::Damaged(1));
+        }
+        for (id, attempt) in &mut resident.attempts {
+            if matches!(attempt.phase, Phase::Ended(_)) {
+                continue;
+            }
+            let found = evidence(id);
+            let same_boot = boots.get(id).is_some_and(|boot| *boot == resident.boot);
+            attempt.phase = match found {
+                // The last event is synced before it is told to anybody, so a whole one is the truth.
+                RunEvidence { ended: true, events, length, journal: Some(journal) } => {
+                    let home = attempt.home;
+                    Phase::Ended(Box::new(Effect::Finish { id: *id, home, events, length, journal, session: None }))
+                }
+                _ if handed.contains(id) => {
+                    let events = found.events;
+                    Phase::Ambiguous(format!("the node stopped while the agent was working, after {events} events"))
+                }
+                _ if same_boot => Phase::NeverStarted,
+                _ => Phase::Ambiguous("the box restarted before it was sure that the agent had not begun".to_owned()),
+            };
+        }
+        Ok(resident)
+    }
+
+    /// Applies one input. Act on the step before the next one.
+    pub fn handle(&mut self, input: Input) -> ResidentStep {
+        let mut step = ResidentStep::default();
+        match input {
+            Input::LinkUp(home) => self.link_up(&mut step, home),
+            Input::Frame { home, message, tail } => self.frame(&mut step, home, message, tail),
+            Input::Admitted { id, result } => self.admitted(&mut step, id, result),
+            Input::AcceptedDurable(id) => self.hand(&mut step, id),
+            Input::Ended { id, events, length, journal, session } => {
+                let Some(attempt) = self.attempts.get_mut(&id) else { return step };
+                if !matches!(attempt.phase, Phase::Running(..)) {
+                    return step;
+                }
+                let home = attempt.home;
+                let finish = Effect::Finish { id, home, events, length, journal, session: session.clone() };
+                attempt.phase = Phase::Ended(Box::new(finish.clone()));
+                self.record(Record::Ended { id, events, length, journal, session }, &mut step.records);
+                step.sync = true;
+                step.effects.push(finish);
+            }
+            Input::Stopped(id) => {
+                if let Some(Attempted { home, phase: phase @ Phase::Running(..), .. }) = self.attempts.get_mut(&id) {
+                    let reason = "the node stopped, or its disk failed, while the agent was working".to_owned();
+                    *phase = Phase::Ambiguous(reason.clone());
+                    // Told at once: the home must not show a turn as running that nobody watches any more.
+                    let verdicts = vec![(id, Verdict::Ambiguous { reason })];
+                    step.effects.push(Effect::Send(*home, Message::Report { verdicts }));
+                }
+            }
+        }
+        step
+    }
+
+    /// How far the attempt journal is, for `Hello`.
+    #[must_use]
+    pub const fn mark(&self) -> JournalMark {
+        self.mark
+    }
+
+    /// Attempts that are not forgotten.
+    pub fn open(&self) -> impl Iterator<Item = (&AttemptId, NodeId)> {
+        self.attempts.iter().map(|(id, attempt)| (id, attempt.home))
+    }
+
+    /// Whether the harness has the attempt now.
+    #[must_use]
+    pub fn is_running(&self, id: &AttemptId) -> bool {
+        self.attempts.get(id).is_some_and(|attempt| matches!(attempt.phase, Phase::Running(..)))
+    }
+
+    fn link_up(&self, step: &mut ResidentStep, home: NodeId) {
+        let ours = self.attempts.iter().filter(|(_, attempt)| attempt.home == home);
+        Self::report(step, home, ours.map(|(id, attempt)| (*id, Self::known(&attempt.phase))).collect());
+    }
+
+    fn report(step: &mut ResidentStep, home: NodeId, verdicts: Vec<(AttemptId, Verdict)>) {
+        let reports = verdicts.chunks(VERDICTS_MAX).map(|some| Message::Report { verdicts: some.to_vec() });
+        step.effects.extend(reports.map(|report| Effect::Send(home, report)));
+    }
+
+    fn frame(&mut self, step: &mut ResidentStep, home: NodeId, message: Message, tail: Vec<u8>) {
+        match message {
+            Message::Deliver { id, member, spec, name, session, payload, attachments, again } => {
+                let work = Work { spec, name, session, payload: tail, attachments, again };
+                self.deliver(step, home, id, member, payload, work);
+            }
+            Message::Reconcile { attempts } => {
+                let mut resume = Vec::new();
+                let mut verdicts = Vec::new();
+                for asked in attempts {
+                    let verdict = self.verdict(home, &asked);
+                    if verdict == Verdict::Known {
+                        resume.push(asked);
+                    }
+                    verdicts.push((asked.id, verdict));
+                }
+                Self::report(step, home, verdicts);
+                for asked in resume {
+                    self.resume(step, home, &asked);
+                }
+            }
+            Message::FinishedAck { id } if self.is_ours(home, &id) => {
+                let phase = self.attempts.get(&id).map(|attempt| &attempt.phase);
+                if matches!(phase, Some(Phase::Ended(_) | Phase::NeverStarted | Phase::Ambiguous(_))) {
+                    self.forget(step, id);
+                }
+            }
+            Message::Stop { id } if self.is_ours(home, &id) => self.stop(step, home, id),
+            Message::Answer { id, ask, answer, digest } if self.is_ours(home, &id) => {
+                let fresh = match self.attempts.get_mut(&id).map(|attempt| &mut attempt.phase) {
+                    // Given once: a home repeats an answer whose confirmation was lost.
+                    Some(Phase::Running(_, answers)) => {
+                        if answers.len() >= ANSWERS_MAX {
+                            answers.pop_first();
+                        }
+                        answers.insert(ask.clone())
+                    }
+                    _ => false,
+                };
+                if fresh {
+                    step.effects.push(Effect::Answer { id, home, ask, answer, digest });
+                } else {
+                    step.effects.push(Effect::Send(home, Message::AnswerOk { id, ask }));
+                }
+            }
+            Message::Kill { channel, member } => {
+                let ours = self
+                    .attempts
+                    .iter()
+                    .any(|(id, attempt)| id.channel == channel && attempt.member == member && attempt.home != home);
+                if !ours {
+                    step.effects.push(Effect::Kill(channel, member));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn is_ours(&self, home: NodeId, id: &AttemptId) -> bool {
+        self.attempts.get(id).is_some_and(|attempt| attempt.home == home)
+    }
+
+    fn deliver(
+        &mut self,
+        step: &mut ResidentStep,
+        home: NodeId,
+        id: AttemptId,
+        member: MemberId,
+        hash: Hash,
+        work: Work,
+    ) {
+        let refuse = |code: &str, message: &str| {
+            Effect::Send(home, Message::Refused { id, code: code.to_owned(), message: message.to_owned() })
+        };
+        if let Some(known) = self.attempts.get(&id) {
+            // A repeated delivery is answered with where it stands; what it carries is not looked at again.
+            if known.home == home && known.hash == hash {
+                self.resume(step, home, &Asked { id, have: 0, seen: None });
+            }
+            return;
+        }
+        let fence = self.fenced.get(&(home, id.channel, id.run));
+        if fence.is_some_and(|fence| id.attempt <= *fence) {
+            return;
+        }
+        if Hash::of(&work.payload) != hash {
+            step.effects.push(refuse("damaged", "the payload does not match its hash"));
+            return;
+        }
+        let busy = self.attempts.iter().any(|(other, attempt)| {
+            other.channel == id.channel
+                && attempt.member == member
+                && matches!(attempt.phase, Phase::Asking(_) | Phase::Accepted(..) | Phase::Running(..))
+        });
+        if busy {
+            step.effects.push(refuse("busy", "the member runs another turn on this box"));
+            return;
+        }
+        if self.attempts.len() >= ATTEMPTS_MAX {
+            step.effects.push(refuse("limit", "too many turns are open on this box"));
+            return;
+        }
+        // Earlier tries of the run are void now: the home would not send this one otherwise.
+        let older = self.attempts.range(..id).rev().map(|(other, _)| *other);
+        let older = older.take_while(|other| (other.channel, other.run) == (id.channel, id.run)).collect::<Vec<_>>();
+        for other in older {
+            self.forget(step, other);
+        }
+        let (spec, attachments) = (work.spec.clone(), work.attachments.clone());
+        self.attempts.insert(id, Attempted { home, member, hash, phase: Phase::Asking(Box::new(work)) });
+        step.effects.push(Effect::Admit { id, home, spec, attachments });
+    }
+
+    fn admitted(&mut self, step: &mut ResidentStep, id: AttemptId, result: Result<Admission, Refusal>) {
+        let Some(Attempted { home, member, hash, phase: Phase::Asking(work) }) = self.attempts.get(&id).cloned() else {
+            return;
+        };
+        let admission = match result {
+            Ok(admission) => admission,
+            Err(Refusal { code, message }) => {
+                self.attempts.remove(&id);
+                self.fence(home, &id);
+                step.effects.push(Effect::Send(home, Message::Refused { id, code, message }));
+                return;
+            }
+        };
+        let boot = self.boot.clone();
+        self.record(Record::Accepted { id, home, member, payload: hash, boot }, &mut step.records);
+        step.sync = true;
+        let mark = self.mark;
+        let phase = Phase::Accepted(mark, admission, work);
+        self.attempts.insert(id, Attempted { home, member, hash, phase });
+        step.effects.push(Effect::Accept { id, home, mark, start: true });
+    }
+
+    fn hand(&mut self, step: &mut ResidentStep, id: AttemptId) {
+        let Some(attempt) = self.attempts.get_mut(&id) else { return };
+        let Phase::Accepted(mark, admission, work) = &attempt.phase else { return };
+        let (mark, admission, work) = (*mark, admission.clone(), work.clone());
+        attempt.phase = Phase::Running(mark, BTreeSet::new());
+        let (home, member) = (attempt.home, attempt.member);
+        self.record(Record::Handed { id }, &mut step.records);
+        let Work { spec, name, session, payload, attachments, again } = *work;
+        let spec = Box::new(spec);
+        step.effects.push(Effect::Start {
+            id,
+            home,
+            member,
+            spec,
+            name,
+            admission,
+            session,
+            payload,
+            attachments,
+            again,
+        });
+    }
+
+    /// Stops an attempt. One that the harness does not have yet never gets there.
+    fn stop(&mut self, step: &mut ResidentStep, home: NodeId, id: AttemptId) {
+        let Some(attempt) = self.attempts.get_mut(&id) else { return };
+        match attempt.phase {
+            Phase::Running(..) => return step.effects.push(Effect::Interrupt(id, home)),
+            Phase::Asking(_) | Phase::Accepted(..) => attempt.phase = Phase::NeverStarted,
+            Phase::Ended(_) | Phase::NeverStarted | Phase::Ambiguous(_) => {}
+        }
+        step.effects.push(Effect::Send(home, Message::StopOk { id }));
+        if matches!(attempt.phase, Phase::NeverStarted) {
+            Self::report(step, home, vec![(id, Verdict::NeverStarted)]);
+        }
+    }
+
+    fn verdict(&mut self, home: NodeId, asked: &Asked) -> Verdict {
+        let Asked { id, seen, .. } = asked;
+        if let Some(attempt) = self.attempts.get(id).filter(|attempt| attempt.home == home) {
+            return Self::known(&attempt.phase);
+        }
+        self.fence(home, id);
+        Verdict::Absent { proven: seen.is_some_and(|seen| self.extends(&seen)) }
+    }
+
+    /// The verdict on an attempt that is known here. It is kept until the home acts on it: a report can be lost.
+    fn known(phase: &Phase) -> Verdict {
+        match phase {
+            Phase::Asking(_) | Phase::Accepted(..) | Phase::Running(..) | Phase::Ended(_) => Verdict::Known,
+            Phase::NeverStarted => Verdict::NeverStarted,
+            Phase::Ambiguous(reason) => Verdict::Ambiguous { reason: reason.clone() },
+        }
+    }
+
+    /// Whether this journal is the one at `mark`, or has grown from it.
+    fn extends(&self, mark: &JournalMark) -> bool {
+        if mark.incarnation != self.mark.incarnation {
+            return false;
+        }
+        let Some(back) = self.mark.count.checked_sub(mark.count) else { return false };
+        let Some(index) = usize::try_from(back).ok().and_then(|back| self.heads.len().checked_sub(back + 1)) else {
+            return false;
+        };
+        self.heads.get(index) == Some(&mark.head)
+    }
+
+    fn resume(&self, step: &mut ResidentStep, home: NodeId, asked: &Asked) {
+        let Some(attempt) = self.attempts.get(&asked.id) else { return };
+        let id = asked.id;
+        match &attempt.phase {
+            Phase::Running(mark, _) => {
+                step.effects.push(Effect::Accept { id, home, mark: *mark, start: false });
+                step.effects.push(Effect::Resume { id, home, from: asked.have });
+            }
+            Phase::Ended(finish) => {
+                step.effects.push(Effect::Resume { id, home, from: asked.have });
+                step.effects.push((**finish).clone());
+            }
+            // Its acceptance is on the way.
+            Phase::Asking(_) | Phase::Accepted(..) | Phase::NeverStarted | Phase::Ambiguous(_) => {}
+        }
+    }
+
+    fn fence(&mut self, home: NodeId, id: &AttemptId) {
+        let run = (home, id.channel, id.run);
+        let fence = self.fenced.entry(run).or_insert_with(|| {
+            self.fences.push_back(run);
+            Attempt::default()
+        });
+        *fence = (*fence).max(id.attempt);
+        if self.fences.len() > FENCES_MAX
+            && let Some(oldest) = self.fences.pop_front()
+        {
+            self.fenced.remove(&oldest);
+        }
+    }
+
+    fn forget(&mut self, step: &mut ResidentStep, id: AttemptId) {
+        if let Some(attempt) = self.attempts.remove(&id) {
+            self.fence(attempt.home, &id);
+            self.record(Record::Forgotten { id }, &mut step.records);
+            step.effects.push(Effect::Forget(id));
+        }
+    }
+
+    fn record(&mut self, record: Record, out: &mut Vec<u8>) {
+        let start = out.len();
+        let line = Line { prev: self.mark.head, record };
+        let written = serde_json::to_writer(&mut *out, &line);
+        debug_assert!(written.is_ok(), "records serialize: {written:?}");
+        let hash = Hash::of(out.get(start..).unwrap_or_default());
+        out.push(b'\n');
+        self.advance(hash);
+    }
+
+    fn advance(&mut self, head: Hash) {
+        self.mark.count += 1;
+        self.mark.head = head;
+        self.heads.push_back(head);
+        if self.heads.len() > HEADS_MAX {
+            self.heads.pop_front();
+        }
+    }
+}
