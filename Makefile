@@ -34,9 +34,9 @@ lint: ## Format, clippy, docs, licences and sources, links of the book
 	scripts/lint.sh
 
 .PHONY: bench
-bench: build ## Measures posts, remote turns, streams and start beside references; table and target/bench.json
+bench: ## Measures posts, remote turns, streams and start beside references; table and target/bench.json
 	scripts/tools.sh bench
-	cargo build --profile $(PROFILE) -p tieline-tests --bin tieline-bench
+	cargo build --profile $(PROFILE) -p tieline -p tieline-relay -p tieline-tests --bins
 	$(BIN)/tieline-bench
 
 .PHONY: soak
