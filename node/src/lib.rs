@@ -1,5 +1,6 @@
 //! The tokio shell of Tieline: disk, swarm, harness processes, doors. `tieline-proto` decides, this crate acts.
 
+pub mod cli;
 pub mod config;
 pub mod consent;
 pub mod data_dir;
@@ -7,8 +8,9 @@ pub mod handle;
 pub mod harness;
 pub mod http;
 pub mod keys;
-pub mod net;
-pub mod node;
-pub mod store;
-pub mod cli;
 pub mod logging;
+pub mod node;
+
+// Crates of their own, so that neither is compiled again when the loop changes.
+pub use tieline_net as net;
+pub use tieline_store as store;

@@ -5,7 +5,7 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tieline_proto::text;
 use tracing_subscriber::fmt::MakeWriter;
@@ -28,21 +28,35 @@ pub const FILE_NAME: &str = "tieline.log";
 /// What the last crash said.
 pub const CRASH_NAME: &str = "last-crash.txt";
 
-/// Sends the node's logs to stderr and to its file, and crashes to [`CRASH_NAME`].
+/// Sends the node's logs to stderr, and to its file once [`start_file`] was called.
 ///
 /// # Errors
-/// When the log file can't be opened.
+/// When this process has a logger already.
 pub fn init_node(config: &Config) -> io::Result<()> {
-    let dir = config.data.join(DIR_NAME);
-    std::fs::create_dir_all(&dir)?;
-    let file = RotatingFile::open(&dir.join(FILE_NAME), FILE_LEN_MAX, FILES_MAX)?;
     let filter = || EnvFilter::try_new(&config.log_level).unwrap_or_default();
-    let to_file = tracing_subscriber::fmt::layer().json().with_writer(Shared(Arc::new(Mutex::new(file))));
+    let to_file = tracing_subscriber::fmt::layer().json().with_writer(ToFile);
     tracing_subscriber::registry()
         .with(to_file.with_filter(filter()))
         .with(stderr_layer(config.log).with_filter(filter()))
         .try_init()
-        .map_err(io::Error::other)?;
+        .map_err(io::Error::other)
+}
+
+/// Opens the log file of a data folder and writes into it what was logged so far; from then on crashes leave
+/// [`CRASH_NAME`]. The caller holds the folder: another node's log, or a newer version's, is not to be touched.
+///
+/// # Errors
+/// When the file can't be opened or written.
+pub fn start_file(data: &Path) -> io::Result<()> {
+    let dir = data.join(DIR_NAME);
+    std::fs::create_dir_all(&dir)?;
+    let mut file = RotatingFile::open(&dir.join(FILE_NAME), FILE_LEN_MAX, FILES_MAX)?;
+    let mut sink = sink();
+    if let Sink::Waiting(early) = &*sink {
+        file.write_record(early)?;
+    }
+    *sink = Sink::File(file);
+    drop(sink);
     write_crashes_to(dir.join(CRASH_NAME));
     Ok(())
 }
@@ -136,25 +150,40 @@ fn split_colors(mut line: &str) -> impl Iterator<Item = Part<'_>> {
     })
 }
 
-/// A log file that all threads write to, a record at a time.
-struct Shared(Arc<Mutex<RotatingFile>>);
+/// Where file records go.
+enum Sink {
+    /// The folder is not ours yet.
+    Waiting(Vec<u8>),
+    File(RotatingFile),
+}
 
-impl<'a> MakeWriter<'a> for Shared {
-    type Writer = SharedLine;
+/// Bytes kept for a file that is not open yet. What starting says is a few lines.
+const EARLY_LEN_MAX: usize = 64 * 1024;
 
-    fn make_writer(&'a self) -> SharedLine {
-        SharedLine { file: Arc::clone(&self.0), line: Vec::new() }
+static SINK: Mutex<Sink> = Mutex::new(Sink::Waiting(Vec::new()));
+
+fn sink() -> MutexGuard<'static, Sink> {
+    // A record that was half written when its thread died is followed by whole ones.
+    SINK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Writes to the file, a record at a time, from all threads.
+struct ToFile;
+
+impl<'a> MakeWriter<'a> for ToFile {
+    type Writer = Record;
+
+    fn make_writer(&'a self) -> Record {
+        Record(Vec::new())
     }
 }
 
-struct SharedLine {
-    file: Arc<Mutex<RotatingFile>>,
-    line: Vec<u8>,
-}
+/// One record on its way to the file.
+struct Record(Vec<u8>);
 
-impl Write for SharedLine {
+impl Write for Record {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.line.extend_from_slice(bytes);
+        self.0.extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
@@ -163,11 +192,16 @@ impl Write for SharedLine {
     }
 }
 
-impl Drop for SharedLine {
+impl Drop for Record {
     fn drop(&mut self) {
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        // A full disk must not stop the node from saying so on stderr.
-        let _ = file.write_record(&self.line);
+        match &mut *sink() {
+            Sink::Waiting(early) if early.len() + self.0.len() <= EARLY_LEN_MAX => early.extend_from_slice(&self.0),
+            Sink::Waiting(_) => {}
+            // A full disk must not stop the node from saying so on stderr.
+            Sink::File(file) => {
+                let _ = file.write_record(&self.0);
+            }
+        }
     }
 }
 

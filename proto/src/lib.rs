@@ -5,10 +5,11 @@
 //! | [`id`], [`time`] | identifiers and clocks as data |
 //! | [`entry`], [`event`] | what logs and run journals hold |
 //! | [`log`] | the hash chain: building, sealing, verifying |
-//! | [`link`], [`api`] | what nodes and clients say |
 //! | [`link`], [`api`], [`view`] | what nodes and clients say |
 //! | [`route`], [`payload`] | who gets a message, and what an agent reads |
 //! | [`text`] | how others' text is shown |
+//! | [`org`], [`pairing`] | who may do what, and how a device becomes one of them |
+//! | [`crypto`], [`wire`], [`topic`] | keys, handshakes and records; frames and their limits; where nodes meet |
 
 pub mod api;
 pub mod channel;

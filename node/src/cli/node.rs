@@ -9,10 +9,11 @@ use tieline_proto::api::{ApiError, Code, Request};
 use tieline_proto::view::{Link, LinkPath, LinkState, Org, Status};
 use tokio::time::Instant;
 
-use super::client::{self, read};
+use super::client::read;
 use super::table::{columns, span};
 use super::{Context, Done, Exit, member};
 use crate::config::Flags;
+use crate::data_dir::DataDir;
 use crate::node::offline;
 
 /// How long a node may take to end its turns' processes and write what is left.
@@ -129,15 +130,10 @@ fn link_row(link: &Link) -> Vec<String> {
 
 /// `tieline org show`.
 pub async fn org(context: &Context, OrgCommand::Show: OrgCommand) -> Done {
-    let answer = match context.dial().connect().await {
-        Ok(mut client) => client.call(Request::OrgShow {}).await?,
-        // Nobody holds the data folder: this process reads it, and founds the org if there is none.
-        Err(error) if client::is_gone(&error) => {
-            let config = context.load(Flags::default())?.config;
-            let org = offline::org_show(&config)?;
-            serde_json::to_value(org).map_err(|error| ApiError::new(Code::Internal, error.to_string()))?
-        }
-        Err(error) => return Err(error),
+    let answer: Value = if DataDir::is_held(&context.data()) {
+        context.dial().connect().await?.call(Request::OrgShow {}).await?
+    } else {
+        json!(offline::org_show(&context.load(Flags::default())?.config)?)
     };
     if context.out.json {
         context.out.value(&answer)?;
@@ -164,6 +160,7 @@ pub fn config(context: &Context, ConfigCommand::Show: ConfigCommand) -> Done {
         .map(|setting| {
             let value = match &setting.value {
                 Value::String(text) => text.clone(),
+                Value::Array(items) if items.is_empty() => "none".to_owned(),
                 Value::Array(items) => {
                     items.iter().map(|item| item.as_str().unwrap_or_default()).collect::<Vec<_>>().join(" ")
                 }

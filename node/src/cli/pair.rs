@@ -6,17 +6,20 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::Value;
 use tieline_proto::api::{ApiError, Code, PairStep, Request, Residency};
+use tieline_proto::entry::Policy;
 use tieline_proto::id::Handle;
 use tieline_proto::text::one_line;
 use tieline_proto::view::Device;
 use tokio::sync::mpsc;
 
-use super::client::{self, Client, Said, read};
+use crate::config::Flags;
+use crate::data_dir::DataDir;
+use crate::node::offline;
+
+use super::client::{Client, Said, read};
 use super::member::PolicyArg;
 use super::table::{columns, span};
 use super::{Context, Done, Exit};
-use crate::config::Flags;
-use crate::node::offline;
 
 mod qr;
 
@@ -60,7 +63,7 @@ pub struct Join {
     /// Folders that members may work in
     #[arg(long, value_name = "DIR", requires = "resident")]
     cwd: Vec<PathBuf>,
-    /// The most that agents may do here unasked [default: ask]
+    /// The most that members may do unasked here [default: ask]
     #[arg(long, value_name = "POLICY", requires = "resident")]
     ceiling: Option<PolicyArg>,
 }
@@ -97,7 +100,9 @@ pub async fn pair(context: &Context, args: Pair) -> Done {
         if let Some(exit) = report(context, step.as_ref())? {
             return exit;
         }
-        if let (Some(PairStep::Claim { .. }), Some(typed)) = (step, typed.take()) {
+        if matches!(step, Some(PairStep::Claim { .. }))
+            && let Some(typed) = typed.take()
+        {
             read_digits(typed);
         }
     }
@@ -105,14 +110,17 @@ pub async fn pair(context: &Context, args: Pair) -> Done {
 
 /// `tieline join`.
 pub async fn join(context: &Context, args: Join) -> Done {
-    let resident = if args.resident { Some(residency(&args)?) } else { None };
     let link = if args.link == "-" { read_link()? } else { args.link };
-    let mut client = match context.dial().connect().await {
-        Ok(client) => client,
-        // Nobody holds the data folder: this process enrols it.
-        Err(error) if client::is_gone(&error) => return alone(context, &link, args.name, resident).await,
-        Err(error) => return Err(error),
-    };
+    let resident = if args.resident { Some(residency(&args.harness, &args.cwd, args.ceiling)?) } else { None };
+    if !DataDir::is_held(&context.data()) {
+        let config = context.load(Flags::default())?.config;
+        let show = |step: PairStep| {
+            let _ = report(context, Some(&step));
+        };
+        let last = offline::join(&config, &link, args.name, resident, show).await?;
+        return report(context, Some(&last))?.unwrap_or(Ok(Exit::OK));
+    }
+    let mut client = context.dial().connect().await?;
     let (call, _) = client.open(Request::Join { link, name: args.name, resident }).await?;
     loop {
         let step = next_step(&mut client, call).await?;
@@ -122,26 +130,8 @@ pub async fn join(context: &Context, args: Join) -> Done {
     }
 }
 
-/// Enrols the data folder without a node.
-async fn alone(context: &Context, link: &str, name: Option<String>, resident: Option<Residency>) -> Done {
-    let config = context.load(Flags::default())?.config;
-    let shown = context.clone();
-    let show = move |step: PairStep| drop(report(&shown, Some(&step)));
-    let last = offline::join(&config, link, name, resident, show).await?;
-    match report(context, Some(&last))? {
-        Some(exit) => {
-            if matches!(last, PairStep::Enrolled { .. }) {
-                context.out.note("next: tieline up");
-            }
-            exit
-        }
-        None => Ok(Exit::OK),
-    }
-}
-
 /// The consent that the command line gives. Folders are taken from where the command runs.
-fn residency(args: &Join) -> Result<Residency, ApiError> {
-    let (harnesses, folders) = (&args.harness, &args.cwd);
+fn residency(harnesses: &[String], folders: &[PathBuf], ceiling: Option<PolicyArg>) -> Result<Residency, ApiError> {
     let invalid = |what: String| ApiError::new(Code::Invalid, what);
     let harnesses = harnesses
         .iter()
@@ -154,7 +144,7 @@ fn residency(args: &Join) -> Result<Residency, ApiError> {
             whole.to_str().map(str::to_owned).ok_or_else(|| invalid(format!("{} is not UTF-8", whole.display())))
         })
         .collect::<Result<_, _>>()?;
-    Ok(Residency { harnesses, folders, ceiling: args.ceiling.map(Into::into) })
+    Ok(Residency { harnesses, folders, ceiling: ceiling.map(Policy::from) })
 }
 
 /// `tieline device`.

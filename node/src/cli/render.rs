@@ -9,7 +9,7 @@ use jiff::tz::TimeZone;
 use serde::Deserialize;
 use tieline_proto::entry::{Body, Entry};
 use tieline_proto::event::Event;
-use tieline_proto::id::{MemberId, MessageId};
+use tieline_proto::id::{MemberId, MessageId, NodeId};
 use tieline_proto::text;
 
 use super::follow::{Frame, FrameHead};
@@ -36,6 +36,8 @@ pub struct Renderer {
     live: bool,
     zone: TimeZone,
     names: BTreeMap<MemberId, String>,
+    /// What people call nodes.
+    nodes: BTreeMap<NodeId, String>,
     turns: BTreeMap<MessageId, Turn>,
     /// What the next line belongs to.
     open: Option<Open>,
@@ -109,6 +111,7 @@ impl Renderer {
             live: false,
             zone: TimeZone::system(),
             names: BTreeMap::new(),
+            nodes: BTreeMap::new(),
             turns: BTreeMap::new(),
             open: None,
             out: String::new(),
@@ -130,6 +133,11 @@ impl Renderer {
     /// Learns members' handles.
     pub fn name(&mut self, names: impl IntoIterator<Item = (MemberId, String)>) {
         self.names.extend(names);
+    }
+
+    /// Learns what people call nodes.
+    pub fn name_nodes(&mut self, nodes: impl IntoIterator<Item = (NodeId, String)>) {
+        self.nodes.extend(nodes);
     }
 
     /// Renders the next frame.
@@ -230,10 +238,10 @@ impl Renderer {
         if self.open.as_ref().is_some_and(|open| open.message == message) {
             return;
         }
-        let (who, about) = match self.turns.get(&message) {
-            Some(turn) if turn.has_text => (turn.by.clone(), self.style.dim("goes on")),
-            Some(turn) => (turn.by.clone(), self.style.dim(&format!("answers {}", turn.about))),
-            None => (String::from("?"), String::new()),
+        let (who, about, ts) = match self.turns.get(&message) {
+            Some(turn) if turn.has_text => (turn.by.clone(), self.style.dim("goes on"), ts),
+            Some(turn) => (turn.by.clone(), self.style.dim(&format!("answers {}", turn.about)), Some(turn.started_ts)),
+            None => (String::from("?"), String::new(), ts),
         };
         self.heading(message, ts, &who, &about);
     }

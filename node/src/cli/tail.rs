@@ -72,6 +72,8 @@ pub async fn run(context: &Context, args: Tail) -> Done {
 fn heading(context: &Context, renderer: &mut Renderer, shown: serde_json::Value) -> Result<String, ApiError> {
     let shown: ChannelShow = read(shown)?;
     renderer.name(shown.members.iter().map(|member| (MemberId(member.id.0), member.handle.to_string())));
+    let nodes = shown.members.iter().filter_map(|member| Some((member.node?, member.node_name.clone()?)));
+    renderer.name_nodes(nodes.collect::<Vec<_>>());
     let style = context.out.style;
     let members: Vec<_> = shown.members.iter().map(|member| style.handle(member.handle.as_str())).collect();
     let name = tieline_proto::text::one_line(&shown.channel.name, 63);

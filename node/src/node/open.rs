@@ -424,6 +424,7 @@ fn person() -> Handle {
 /// When it cannot start.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), StartError> {
     let dir = DataDir::open(&config.data)?;
+    crate::logging::start_file(&config.data).map_err(io("opening the log file"))?;
     loop {
         let life = stop.child_token();
         let Some((joined, residency)) = Box::pin(live(&config, life)).await? else { break };

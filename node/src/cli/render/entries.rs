@@ -67,7 +67,7 @@ impl Renderer {
             Body::StopRequested { message } => self.remark(ts, &format!("{author} asks #{message} to stop")),
             Body::MemberAdded { member, .. } => {
                 self.names.insert(MemberId(entry.seq.0), member.handle.to_string());
-                self.remark(ts, &format!("+ {} joined: {}", member.handle, describe(member)));
+                self.remark(ts, &format!("+ {} joined: {}", member.handle, self.describe(member)));
             }
             Body::MemberChanged { member, change } => self.changed(ts, *member, change),
             Body::MemberRemoved { member } => {
@@ -177,6 +177,28 @@ impl Renderer {
         self.leave();
     }
 
+    /// `agent, codex, in /work, model o4`.
+    fn describe(&self, member: &MemberSpec) -> String {
+        let kind = match member.kind {
+            MemberKind::Human => "person",
+            MemberKind::Agent => "agent",
+            MemberKind::Extension => "sub-agent",
+            MemberKind::System => "system",
+            MemberKind::Bridge => "bridge",
+            MemberKind::Voice => "voice",
+        };
+        let mut parts = vec![kind.to_owned()];
+        parts.extend(member.harness.as_ref().map(ToString::to_string));
+        parts.extend(
+            member
+                .node
+                .map(|node| format!("on {}", self.nodes.get(&node).map_or_else(|| node.short(), |name| short(name)))),
+        );
+        parts.extend(member.cwd.as_ref().map(|cwd| format!("in {}", short(cwd))));
+        parts.extend(member.model.as_ref().map(|model| format!("model {}", short(model))));
+        parts.join(", ")
+    }
+
     fn changed(&mut self, ts: u64, member: MemberId, change: &MemberChange) {
         let who = self.handle_of(member);
         let what = match change {
@@ -201,24 +223,6 @@ impl Renderer {
         };
         self.remark(ts, &what);
     }
-}
-
-/// `agent, codex, in /work, model o4`.
-fn describe(member: &MemberSpec) -> String {
-    let kind = match member.kind {
-        MemberKind::Human => "person",
-        MemberKind::Agent => "agent",
-        MemberKind::Extension => "sub-agent",
-        MemberKind::System => "system",
-        MemberKind::Bridge => "bridge",
-        MemberKind::Voice => "voice",
-    };
-    let mut parts = vec![kind.to_owned()];
-    parts.extend(member.harness.as_ref().map(ToString::to_string));
-    parts.extend(member.node.map(|node| format!("on {}", node.short())));
-    parts.extend(member.cwd.as_ref().map(|cwd| format!("in {}", short(cwd))));
-    parts.extend(member.model.as_ref().map(|model| format!("model {}", short(model))));
-    parts.join(", ")
 }
 
 fn used(usage: &Usage) -> String {

@@ -147,10 +147,10 @@ fn turns_that_run_at_once_keep_their_text_apart() {
 
 12:00  #3 gpu answers #1
 
-       #2 gpu answers #1
+12:00  #2 gpu answers #1
     one
 
-       #3 gpu answers #1
+12:00  #3 gpu answers #1
     two
 
        #2 gpu goes on
