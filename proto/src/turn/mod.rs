@@ -1,10 +1,16 @@
 //! Turns on the node that runs them: the resident's durable attempts and their event journals.
 
+mod io;
 mod journal;
+mod record;
 mod resident;
+#[cfg(test)]
+mod tests;
 
+pub use io::{Admission, Effect, Input, Refusal, ResidentStep};
 pub use journal::EventJournal;
-pub use resident::{Admission, Effect, Input, Record, Refusal, Resident, ResidentStep, RestoreError, RunEvidence};
+pub use record::{Record, RestoreError, RunEvidence};
+pub use resident::Resident;
 
 /// Longest final text that an entry carries, in bytes of JSON: it fits an event line with what stands around it. The
 /// whole is in the run's journal as the pieces that were streamed.

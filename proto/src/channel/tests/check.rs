@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::{Card, TurnPhase};
-use super::harness::Start;
+use super::harness::{Start, files_of};
 use super::world::World;
 use crate::entry::{Auth, Body, MemberKind};
 use crate::event::{Event, Status};
@@ -37,6 +37,13 @@ impl World {
         let (batch, payload) = started.expect("turn-started is durable before anything is sent");
         assert_eq!(Hash::of(&start.payload), payload);
         assert_eq!(start.messages, batch, "the payload shows the batch");
+        let mut files = files_of(&String::from_utf8_lossy(&start.payload));
+        let mut came = start.files.clone();
+        (files.sort_unstable(), came.sort_unstable());
+        assert_eq!(files, came, "the files that the payload names come with it");
+        if !came.is_empty() {
+            self.see("a file came with its message");
+        }
         if twice {
             self.see("a run started twice, as a person said");
         }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::event::{Answer, Ask, AskKind, AskOption, Event, Outcome, Status};
-use crate::id::{MemberId, MessageId};
+use crate::id::{Hash, MemberId, MessageId};
 use crate::link::AttemptId;
 use crate::turn::EventJournal;
 
@@ -82,6 +82,7 @@ pub struct Start {
     pub payload: Vec<u8>,
     /// The messages in it, as its own lines say.
     pub messages: Vec<MessageId>,
+    pub files: Vec<Hash>,
     pub model: Option<String>,
     pub again: bool,
 }
@@ -110,6 +111,14 @@ pub fn messages_of(payload: &str) -> Vec<MessageId> {
     let lines = payload.lines().filter_map(|line| line.strip_prefix(&mark));
     let numbers = lines.filter_map(|rest| rest.split(' ').next()?.parse().ok());
     numbers.map(MessageId).collect()
+}
+
+/// The files that a payload names, as its own lines say.
+pub fn files_of(payload: &str) -> Vec<Hash> {
+    let code = payload.split(' ').next().unwrap_or_default();
+    let mark = format!("{code} file of #");
+    let lines = payload.lines().filter_map(|line| line.strip_prefix(&mark));
+    lines.filter_map(|rest| rest.split('/').nth(1)?.parse().ok()).collect()
 }
 
 pub fn question(id: &str, labels: &[&str]) -> Ask {

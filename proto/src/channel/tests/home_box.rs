@@ -206,7 +206,13 @@ impl World {
         for entry in &step.entries {
             match &entry.body {
                 Body::TurnHeld { .. } => self.see("a turn is held"),
-                Body::HoldReleased { retry: true, .. } => self.see("a held turn is released"),
+                Body::HoldReleased { retry: true, message, .. } => {
+                    self.see("a held turn is released");
+                    let core = self.home.core.as_ref();
+                    if core.and_then(|core| core.state().turns.get(message)).is_some_and(|turn| turn.released) {
+                        self.see("a release waits for its box");
+                    }
+                }
                 Body::HoldReleased { retry: false, .. } => self.see("a held turn is dropped"),
                 Body::DeliveryHeld { .. } => self.see("a delivery is held"),
                 Body::DeliveryReleased { .. } => self.see("a held delivery is decided"),

@@ -183,11 +183,13 @@ impl World {
     }
 
     fn start(&mut self, b: usize, effect: Effect) {
-        let Effect::Start { id, member, spec, payload, again, .. } = effect else { return };
+        let Effect::Start { id, member, spec, payload, attachments, again, .. } = effect else { return };
         let running = self.boxes.iter().flat_map(|b| b.turns.values()).any(|turn| turn.member == member);
         assert!(!running, "I7: two open turns of one member");
         let text = String::from_utf8(payload.clone()).expect("a payload is text");
-        let start = Start { id, member, messages: messages_of(&text), payload, model: spec.model.clone(), again };
+        let (messages, model) = (messages_of(&text), spec.model.clone());
+        let files = attachments.into_iter().map(|file| file.hash).collect();
+        let start = Start { id, member, messages, payload, files, model, again };
         self.note(format!("{b}: START run {} attempt {} of @{}", id.run, id.attempt, spec.handle));
         self.check_start(&start);
         self.oracle.starts.push(start);

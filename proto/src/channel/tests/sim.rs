@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use super::super::{Card, Input, Op, Ticket};
+use super::super::{Card, Home, Input, Op};
 use super::world::{ANA, World, post};
+use crate::entry::{Attachment, MemberKind, Post};
 use crate::event::Answer;
-use crate::id::{Attempt, MemberId, MessageId};
+use crate::id::{Attempt, Hash, MemberId, MessageId};
 use crate::link::AttemptId;
 
 /// Handles of the agents, with the box that each lives on.
@@ -33,7 +34,7 @@ impl World {
     }
 
     pub fn agent_posts(&mut self, member: MemberId, run: MessageId, text: &str) {
-        let post = crate::entry::Post { text: text.to_owned(), ..Default::default() };
+        let post = Post { text: text.to_owned(), ..Default::default() };
         self.ask(member, Op::Post { post, client: None, run: Some(run) });
     }
 
@@ -172,7 +173,7 @@ impl World {
 
     fn time_passes(&mut self) {
         self.now.mono = self.now.mono + 60_000 * (1 + self.below(8));
-        let due = self.home.core.as_ref().and_then(super::super::Home::poll_timeout);
+        let due = self.home.core.as_ref().and_then(Home::poll_timeout);
         if due.is_some_and(|at| at <= self.now.mono) {
             self.feed_home(Input::Timeout);
         }
@@ -224,10 +225,21 @@ impl World {
         }
         let client = format!("c{}", self.below(u64::MAX));
         self.note(format!("@ana posts {text:?}"));
-        self.ask(ANA, post(&text, Some(&client)));
+        let mut op = post(&text, Some(&client));
+        let last = self.core().state().message.0;
+        if let Op::Post { post, .. } = &mut op {
+            if self.chance(20) {
+                let name = format!("file-{}.txt", self.below(9));
+                post.attachments.push(Attachment { hash: Hash::of(name.as_bytes()), name, size: 1 });
+            }
+            if last > 0 && self.chance(20) {
+                post.reply_to = Some(MessageId(1 + self.below(last)));
+            }
+        }
+        self.ask(ANA, op.clone());
         if self.chance(10) {
             self.see("a post is repeated at once");
-            self.ask(ANA, post(&text, Some(&client)));
+            self.ask(ANA, op);
         }
     }
 
@@ -261,7 +273,7 @@ impl World {
                 let gone = agents.iter().position(Option::is_none);
                 let Some((handle, b)) = gone.map(|index| AGENTS[index]) else { return };
                 let node = Some(self.boxes[b].node);
-                let spec = super::world::spec(handle, crate::entry::MemberKind::Agent, node);
+                let spec = super::world::spec(handle, MemberKind::Agent, node);
                 Op::MemberAdd { spec, client: None }
             }
         };
@@ -360,10 +372,14 @@ pub fn live(seed: u64) -> World {
         assert!(n < 199, "holds never end");
         let release = world.chance(70);
         world.note(format!("@ana decides #{message}: {release}"));
-        let ticket: Ticket = world.ask(ANA, Op::Hold { message, release, may_run_twice: false });
+        let card = world.core().state().cards[&message].clone();
+        let ticket = world.ask(ANA, Op::Hold { message, release, may_run_twice: false });
         world.heal();
         let answer = world.answers.remove(&ticket);
         assert!(matches!(answer, Some(Ok(_))), "a hold is decided: {answer:?}");
+        if let Card::HeldTurn { run, .. } = card {
+            assert!(!world.core().state().turns.contains_key(&run), "what was decided is over, and not held again");
+        }
     }
     world.check_quiet();
     assert!(world.core().state().turns.is_empty(), "every turn has ended");
@@ -371,62 +387,62 @@ pub fn live(seed: u64) -> World {
     world
 }
 
+/// Worlds of one run of the tests.
+const SEEDS: u64 = 300;
+
+/// What must have happened in some of them: a check of states that never come checks nothing.
+const SOMETIMES: [&str; 30] = [
+    "a card is answered",
+    "a card is raised",
+    "a delivery arrived twice",
+    "a delivery is held",
+    "a file came with its message",
+    "a frame met no link",
+    "a hanging turn is interrupted",
+    "a held delivery is decided",
+    "a held turn is dropped",
+    "a held turn is released",
+    "a journal outran its entries",
+    "a post is repeated at once",
+    "a release waits for its box",
+    "a resident lost its journal",
+    "a resident refuses",
+    "a round closed early",
+    "a round closed with all results",
+    "a round waits out its time",
+    "a run started twice, as a person said",
+    "a saved post is posted again",
+    "a stop while it runs",
+    "a stop while nobody has accepted",
+    "a turn is held",
+    "an answer is confirmed",
+    "an attempt is known after a cut",
+    "an attempt left no trace",
+    "an attempt never started",
+    "an attempt provably never arrived",
+    "an attempt's outcome is unknown",
+    "frames were lost in a cut",
+];
+
+/// To see a failure again: `TIELINE_SEED=N cargo nextest run --cargo-profile ci -p tieline-proto worlds`.
 #[test]
 fn worlds_come_to_their_end_whatever_happens() {
-    let mut seen = BTreeSet::new();
-    let seeds = match option_env!("TIELINE_SEED") {
-        Some(seed) => seed.parse().map(|seed| seed..seed + 1).expect("a number"),
-        None => 0..300,
-    };
-    for seed in seeds {
-        let world = live(seed);
-        seen.extend(world.seen.iter().copied());
+    if let Some(seed) = option_env!("TIELINE_SEED") {
+        live(seed.parse().expect("a number"));
+        return;
     }
-    eprintln!("{seen:#?}");
-    let _ = Attempt(1);
+    let mut seen = BTreeSet::new();
+    for seed in 0..SEEDS {
+        seen.append(&mut live(seed).seen);
+    }
+    let never = SOMETIMES.iter().filter(|state| !seen.contains(*state)).collect::<Vec<_>>();
+    assert!(never.is_empty(), "never seen: {never:?}");
 }
 
 #[test]
-fn survey() {
-    use std::collections::BTreeMap;
-    use std::sync::{Arc, Mutex};
-    let last = Arc::new(Mutex::new(String::new()));
-    let hook = Arc::clone(&last);
-    std::panic::set_hook(Box::new(move |info| {
-        *hook.lock().unwrap() = format!("{info}");
-    }));
-    let mut found: BTreeMap<String, (usize, Vec<u64>)> = BTreeMap::new();
-    let mut states: BTreeMap<&'static str, usize> = BTreeMap::new();
-    let mut kinds: BTreeMap<&'static str, usize> = BTreeMap::new();
-    let limit = option_env!("SURVEY").map_or(4000, |n| n.parse().unwrap());
-    for seed in 0..limit {
-        match std::panic::catch_unwind(|| {
-            let mut w = live(seed);
-            let bodies: Vec<_> = w.bodies().map(|b| b.kind()).collect();
-            let seen = std::mem::take(&mut w.seen);
-            (seen, bodies)
-        }) {
-            Ok((seen, bodies)) => {
-                for s in seen {
-                    *states.entry(s).or_default() += 1;
-                }
-                for b in bodies {
-                    *kinds.entry(b).or_default() += 1;
-                }
-            }
-            Err(_) => {
-                let text = last.lock().unwrap().clone();
-                let key: String = text.chars().filter(|c| !c.is_ascii_digit()).take(230).collect();
-                let entry = found.entry(key).or_default();
-                entry.0 += 1;
-                if entry.1.len() < 4 {
-                    entry.1.push(seed);
-                }
-            }
-        }
-    }
-    println!("SURVEY {states:#?}\n{kinds:#?}");
-    for (key, (count, seeds)) in found {
-        println!("SURVEY {count:5} {seeds:?} {}", key.replace('\n', " | "));
+#[ignore = "explores for minutes: for a night, or for whoever changes the core"]
+fn many_more_worlds_come_to_their_end() {
+    for seed in SEEDS..SEEDS * 40 {
+        live(seed);
     }
 }

@@ -16,7 +16,7 @@ use super::resident_box::ResidentBox;
 use crate::crypto::sign::device_id;
 use crate::entry::{Auth, Body, ChannelConfig, ChannelDraft, MemberKind, MemberSpec, Post};
 use crate::event::Status;
-use crate::id::{Attempt, ChannelId, ChannelName, ClientId, Handle, Hash, Lamport, MemberId, MessageId, NodeId, OrgId};
+use crate::id::{Attempt, ChannelName, ClientId, Handle, Hash, Lamport, MemberId, MessageId, NodeId, OrgId};
 use crate::time::{Millis, Now};
 
 /// Steps that a failure prints.
