@@ -68,8 +68,8 @@ async fn case_x3_bulk_does_not_delay_control_frames() {
         let mut chunks = 0;
         while chunks < CHUNKS {
             match b.events.recv().await.unwrap() {
-                NetEvent::Frame { message: Message::BlobMissing { transfer }, .. } => {
-                    answers.send(from, Message::BlobMissing { transfer }, Vec::new()).unwrap();
+                NetEvent::Frame { message: Message::FeedEnd { call }, .. } => {
+                    answers.send(from, Message::FeedEnd { call }, Vec::new()).unwrap();
                 }
                 event => chunks += u64::from(number_of(&event).is_some()),
             }
@@ -79,7 +79,7 @@ async fn case_x3_bulk_does_not_delay_control_frames() {
     let mut waits = Vec::new();
     while !reader.is_finished() {
         let asked = std::time::Instant::now();
-        a.net.send(to, Message::BlobMissing { transfer: 1 }, Vec::new()).unwrap();
+        a.net.send(to, Message::FeedEnd { call: 1 }, Vec::new()).unwrap();
         // The last question may come when the reader has left.
         while !reader.is_finished() {
             match timeout(Duration::from_millis(50), a.events.recv()).await {

@@ -220,12 +220,12 @@ fn turn(run: u64) -> Lane {
 
 /// A frame that says which it is.
 fn numbered(number: u64) -> Message {
-    Message::BlobChunk { transfer: 0, offset: number, last: false }
+    Message::Feed { call: number }
 }
 
 fn number_of(event: &NetEvent) -> Option<(Lane, u64)> {
     match event {
-        NetEvent::Frame { lane, message: Message::BlobChunk { offset, .. }, .. } => Some((*lane, *offset)),
+        NetEvent::Frame { lane, message: Message::Feed { call }, .. } => Some((*lane, *call)),
         _ => None,
     }
 }
