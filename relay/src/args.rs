@@ -53,7 +53,9 @@ impl Args {
 
     /// Sends logs to stderr, at the level of `RUST_LOG`, else `info`.
     pub fn init_logs(&self) {
-        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+        // Kademlia warns whenever it has nobody to ask, as it is before the first node has come.
+        let default = || EnvFilter::new("info,libp2p_kad=error");
+        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| default());
         let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
         if self.json { logs.json().init() } else { logs.with_ansi(false).init() }
     }

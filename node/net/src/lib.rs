@@ -3,7 +3,7 @@
 //! | module | is |
 //! |---|---|
 //! | [`addr`] | which addresses are dialled at all |
-//! | `swarm`, `stream` | libp2p: transports, bounds, raw streams |
+//! | `swarm`, `stream`, `crowd` | libp2p: transports, raw streams, bounds |
 //! | `discovery` | the DHT: topics, bootstrap peers, addresses |
 //! | `handshake` | who the far side is |
 //! | `link`, `lane`, `queue` | one link's tasks and queues |
@@ -35,6 +35,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 pub mod addr;
+mod crowd;
 mod discovery;
 mod driver;
 mod events;

@@ -30,8 +30,9 @@ use super::lane::{self, Lanes};
 use super::queue::{FrameQueue, PushError};
 use super::{NoteSender, SendError, Shared};
 
-/// Bytes of control frames that may wait to be written. What overflows it means a far side that does not read.
-pub(super) const CONTROL_QUEUE_BYTES: u32 = 4 << 20;
+/// Bytes of control frames that may wait to be written: sixteen of the largest, for answers and payloads of that size
+/// come in bursts, and a slow uplink takes its time. What overflows it means a far side that does not read.
+pub(super) const CONTROL_QUEUE_BYTES: u32 = 16 << 20;
 
 /// Bytes read from a stream at once.
 pub(super) const READ_CHUNK: usize = 64 * 1024;

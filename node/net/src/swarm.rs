@@ -16,7 +16,7 @@ use libp2p::{
 };
 
 use super::addr::{Guard, Guarded, socket_of};
-use super::stream;
+use super::{crowd, stream};
 
 /// The DHT's own protocol name: this mesh never joins a public DHT.
 pub const KAD_PROTOCOL: StreamProtocol = StreamProtocol::new("/tieline/kad/1");
@@ -69,6 +69,8 @@ const IDENTIFY_CACHE: usize = 64;
 pub struct Behaviour {
     /// Refuses what exceeds the bounds; first, so that nothing is done for a refused connection.
     pub limits: connection_limits::Behaviour,
+    /// Bounds what one host has half open.
+    pub crowd: crowd::Behaviour,
     /// Tells peers our addresses and learns theirs.
     pub identify: identify::Behaviour,
     /// Keeps NAT mappings alive and measures round trips.
@@ -133,6 +135,7 @@ pub fn build(keypair: &Keypair, transport: BoxedTransport, smart_dial: bool) -> 
         .with_cache_size(IDENTIFY_CACHE);
     let behaviour = Behaviour {
         limits: connection_limits::Behaviour::new(limits),
+        crowd: crowd::Behaviour::default(),
         identify: identify::Behaviour::new(identify),
         ping: ping::Behaviour::default(),
         kad: kademlia(peer),

@@ -111,7 +111,7 @@ async fn a_far_side_that_reads_nothing_costs_its_link() {
     linked(&mut a, &mut b).await;
     cut.store(true, Ordering::Relaxed);
     // A cut connection of these tests swallows bytes, so the queue never fills by itself: fill it in one go.
-    let overflow = (0..100).find_map(|_| a.net.send(b.id, numbered(0), vec![0; 500_000]).err());
+    let overflow = (0..200).find_map(|_| a.net.send(b.id, numbered(0), vec![0; 500_000]).err());
     assert!(matches!(overflow, Some(SendError::Overflow)), "{overflow:?}");
     let reason = a.until_down(b.id).await;
     assert!(reason.contains("does not read"), "{reason}");
