@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`client`], [`follow`] | the way to a running node, and a subscription that survives its restart |
 //! | [`out`], [`table`], [`render`] | what is printed, and how it looks |
+//! | [`verify`] | channels and exported files, read without a node |
 //! | others | a group of commands each |
 //!
 //! Commands return an [`Exit`] or an [`ApiError`]; [`main`] alone prints errors and chooses the exit status.
@@ -37,6 +38,7 @@ mod shell;
 mod table;
 mod tail;
 mod up;
+mod verify;
 
 use client::Dial;
 use out::Out;

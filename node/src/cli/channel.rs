@@ -1,12 +1,14 @@
 //! `tieline channel`.
 
+use std::path::PathBuf;
+
 use clap::{Args, Subcommand};
 use tieline_proto::api::Request;
 use tieline_proto::view::{Channel, ChannelRole, ChannelShow};
 
 use super::client::read;
 use super::table::columns;
-use super::{Context, Done, Exit, inbox, member};
+use super::{Context, Done, Exit, inbox, member, verify};
 
 /// Manage channels.
 #[derive(Debug, Subcommand)]
@@ -20,6 +22,22 @@ pub enum ChannelCommand {
     List,
     /// Show a channel with its members, open turns and cards
     Show(Which),
+    /// Check every entry, seal, signature and journal of a channel or of an exported file; needs no running node
+    Verify {
+        /// Channel by name or id, or an exported file
+        #[arg(value_name = "CHANNEL|FILE")]
+        what: PathBuf,
+        /// Fingerprint of the org that it must belong to
+        #[arg(long, value_name = "FINGERPRINT")]
+        org: Option<String>,
+    },
+    /// Write a channel, with all it takes to verify it, into a new file; needs no running node
+    Export {
+        /// Channel, by name or id
+        channel: String,
+        /// The file
+        file: PathBuf,
+    },
     /// End a channel; it stays readable
     Archive(Which),
 }
@@ -34,6 +52,8 @@ pub struct Which {
 /// Runs it.
 pub async fn run(context: &Context, command: ChannelCommand) -> Done {
     let request = match command {
+        ChannelCommand::Verify { what, org } => return verify::verify(context, &what, org.as_deref()).await,
+        ChannelCommand::Export { channel, file } => return verify::export(context, &channel, &file),
         ChannelCommand::List => return list(context).await,
         ChannelCommand::Show(Which { channel }) => return show(context, channel).await,
         ChannelCommand::Create { name } => Request::ChannelCreate { name, client: Some(super::new_client_id()?) },

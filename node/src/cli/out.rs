@@ -3,7 +3,6 @@
 use std::io::{self, IsTerminal, Write};
 
 use serde::Serialize;
-use serde_json::json;
 use tieline_proto::api::{ApiError, Code};
 use tieline_proto::text;
 
@@ -14,6 +13,31 @@ pub struct Out {
     pub json: bool,
     /// How text on stdout is marked up.
     pub style: Style,
+}
+
+/// An error, as `--json` prints it: all fields, always.
+#[derive(Serialize)]
+struct Failure<'a> {
+    error: FailureBody<'a>,
+}
+
+#[derive(Serialize)]
+struct FailureBody<'a> {
+    code: Code,
+    message: &'a str,
+    hint: &'a str,
+}
+
+/// What helps when an error comes without a hint of its own.
+const fn usual_hint(code: Code) -> &'static str {
+    match code {
+        Code::Invalid => "tieline --help",
+        Code::NotRunning => "tieline up",
+        Code::Unreachable | Code::Timeout => "tieline status",
+        Code::NotFound => "tieline channel list",
+        Code::Internal => "tieline logs",
+        _ => "tieline channel show CHANNEL",
+    }
 }
 
 /// Colors, when somebody sees them. Nothing is said by color alone.
@@ -115,16 +139,16 @@ impl Out {
     /// Prints an error: as JSON on stdout, or as text on stderr.
     pub fn error(self, error: &ApiError) {
         if self.json {
-            let body = json!({"code": error.code, "message": error.message, "hint": error.hint});
+            let ApiError { code, message, hint } = error;
+            let hint = if hint.is_empty() { usual_hint(*code) } else { hint };
             // If stdout is gone there is only the exit status left to tell.
-            let _ = self.value(&json!({ "error": body }));
+            let _ = self.value(&Failure { error: FailureBody { code: *code, message, hint } });
             return;
         }
         let style = Style::of(io::stderr().is_terminal());
         let mut shown = format!("{} {}", style.bad("error:"), text::visible(&error.message));
-        if !error.hint.is_empty() {
-            shown.push_str(&format!("\n{} {}", style.dim(" hint:"), text::visible(&error.hint)));
-        }
+        let hint = if error.hint.is_empty() { usual_hint(error.code) } else { &error.hint };
+        shown.push_str(&format!("\n{} {}", style.dim(" hint:"), text::visible(hint)));
         let _ = writeln!(io::stderr().lock(), "{shown}");
     }
 }
