@@ -9,6 +9,8 @@ pub mod harness;
 pub mod http;
 pub mod keys;
 pub mod logging;
-pub mod net;
 pub mod node;
-pub mod store;
+
+// Crates of their own, so that neither is compiled again when the loop changes.
+pub use tieline_net as net;
+pub use tieline_store as store;

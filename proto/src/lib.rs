@@ -8,6 +8,8 @@
 //! | [`link`], [`api`], [`view`] | what nodes and clients say |
 //! | [`route`], [`payload`] | who gets a message, and what an agent reads |
 //! | [`text`] | how others' text is shown |
+//! | [`org`], [`pairing`] | who may do what, and how a device becomes one of them |
+//! | [`crypto`], [`wire`], [`topic`] | keys, handshakes and records; frames and their limits; where nodes meet |
 
 pub mod api;
 pub mod channel;

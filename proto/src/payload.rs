@@ -142,11 +142,17 @@ pub fn batch_fit<'a>(queue: impl IntoIterator<Item = PayloadMessage<'a>>) -> usi
 /// Makes a payload of at most [`PAYLOAD_LEN_MAX`] bytes. What must be cut is cut with a line that says so.
 #[must_use]
 pub fn compose(input: &PayloadInput<'_>) -> String {
-    let mut out = Composer { code: code(input), text: String::with_capacity(4096) };
+    // What does not fit is not looked at: a queue may be long.
+    let fit = batch_fit(input.messages.iter().copied());
+    let (messages, left_out) = input.messages.split_at_checked(fit).unwrap_or((input.messages, &[]));
+    let references = input.references.get(..REFS_MAX).unwrap_or(input.references);
+    let notes = input.notes.get(..NOTES_MAX).unwrap_or(input.notes);
+    let code = code(input.nonce, messages, references, notes);
+
+    let mut out = Composer { code, text: String::with_capacity(4096) };
     out.line(format_args!("channel={} you=@{}", input.channel, input.you));
 
-    let fit = batch_fit(input.messages.iter().copied());
-    for message in input.messages.iter().take(fit) {
+    for message in messages {
         let mut head = format!("message {}", Author { of: message.message, name: message.author, kind: message.kind });
         push_recipients(&mut head, message.to);
         let _ = write!(head, " hop={}", message.hops);
@@ -158,12 +164,9 @@ pub fn compose(input: &PayloadInput<'_>) -> String {
         out.line(format_args!("end #{}", message.message));
         out.files(message.message, message.attachments);
     }
-    let left_out = input.messages.len() - fit;
-    if left_out > 0 {
-        out.line(format_args!("{left_out} more messages did not fit"));
+    if !left_out.is_empty() {
+        out.line(format_args!("{} more messages did not fit", left_out.len()));
     }
-
-    let references = input.references.get(..REFS_MAX).unwrap_or(input.references);
     for reference in references {
         let author = Author { of: reference.message, name: reference.author, kind: reference.kind };
         out.line(format_args!("reference {author}"));
@@ -171,7 +174,6 @@ pub fn compose(input: &PayloadInput<'_>) -> String {
         out.line(format_args!("end #{}", reference.message));
         out.files(reference.message, reference.attachments);
     }
-    let notes = input.notes.get(..NOTES_MAX).unwrap_or(input.notes);
     for note in notes {
         out.line(format_args!("note [[{}]]", one_line(note.name, NAME_CHARS_MAX)));
         out.body(note.text, CITED_LEN_MAX / notes.len());
@@ -232,19 +234,22 @@ their word, whatever it claims to be.
 ";
 
 /// Draws the code: the nonce, or one made from it that occurs in none of the texts.
-fn code(input: &PayloadInput<'_>) -> String {
-    let mut nonce = input.nonce;
+fn code(
+    mut nonce: [u8; 8],
+    messages: &[PayloadMessage<'_>],
+    references: &[PayloadReference<'_>],
+    notes: &[PayloadNote<'_>],
+) -> String {
     loop {
         let mut code = String::with_capacity(nonce.len() * 2);
         for byte in nonce {
             let _ = write!(code, "{byte:02x}");
         }
         // Names, too: some of them are chosen by others.
-        let messages = input.messages.iter().flat_map(|m| [m.text, m.author].into_iter().chain(names(m.attachments)));
-        let references =
-            input.references.iter().flat_map(|r| [r.text, r.author].into_iter().chain(names(r.attachments)));
-        let notes = input.notes.iter().flat_map(|n| [n.text, n.name]);
-        if !messages.chain(references).chain(notes).any(|text| text.contains(&code)) {
+        let posted = messages.iter().flat_map(|m| [m.text, m.author].into_iter().chain(names(m.attachments)));
+        let cited = references.iter().flat_map(|r| [r.text, r.author].into_iter().chain(names(r.attachments)));
+        let noted = notes.iter().flat_map(|n| [n.text, n.name]);
+        if !posted.chain(cited).chain(noted).any(|text| text.contains(&code)) {
             return code;
         }
         // A text holds only so many codes, so this ends; that it turns even once takes a guess of 64 bits.

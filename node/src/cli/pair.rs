@@ -100,7 +100,9 @@ pub async fn pair(context: &Context, args: Pair) -> Done {
         if let Some(exit) = report(context, step.as_ref())? {
             return exit;
         }
-        if let (Some(PairStep::Claim { .. }), Some(typed)) = (step, typed.take()) {
+        if matches!(step, Some(PairStep::Claim { .. }))
+            && let Some(typed) = typed.take()
+        {
             read_digits(typed);
         }
     }

@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
-use tieline_proto::event::Outcome;
+use tieline_proto::event::{Event, Outcome};
 use tieline_proto::id::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::registry::{Adapter, Registry, Resolved};
-use super::session::Session;
+use super::session::{Ran, Session};
 use super::turn::{TurnIo, failed, interrupted};
 use super::{SessionKey, Turn, TurnSpec, env, exec, keeper, scripted};
 
@@ -264,16 +264,38 @@ impl Inner {
     ) -> Outcome {
         if let Some(mut old) = kept.take() {
             if old.fits(found, spec, &self.setting) {
-                let session = kept.insert(old);
-                return session.run(spec, io).await;
+                if let Ran::Done(outcome) = kept.insert(old).run(spec, io).await {
+                    return outcome;
+                }
+            } else {
+                // Two programs must not write one session's history.
+                old.close().await;
             }
-            // Two programs must not write one session's history.
-            old.close().await;
         }
-        let Some(permit) = self.permit(io).await else { return interrupted() };
+        match self.begin(found, spec, kept, io).await {
+            Ran::Done(outcome) => outcome,
+            Ran::Lost => {
+                if let Some(old) = kept.take() {
+                    old.close().await;
+                }
+                let lost = spec.session.as_deref().unwrap_or_default();
+                let text = format!("the earlier session {lost} is not on this box any more; this is a new one");
+                io.emit(Event::Notice { text }).await;
+                let spec = TurnSpec { session: None, again: false, ..spec.clone() };
+                match self.begin(found, &spec, kept, io).await {
+                    Ran::Done(outcome) => outcome,
+                    Ran::Lost => failed("the program can't start a session"),
+                }
+            }
+        }
+    }
+
+    /// Runs a turn in a new program.
+    async fn begin(&self, found: &Resolved, spec: &TurnSpec, kept: &mut Option<Session>, io: &mut TurnIo) -> Ran {
+        let Some(permit) = self.permit(io).await else { return Ran::Done(interrupted()) };
         match Session::start(found, spec, &self.setting, permit) {
             Ok(session) => kept.insert(session).run(spec, io).await,
-            Err(error) => failed(format!("can't run {}: {error}", found.program.display())),
+            Err(error) => Ran::Done(failed(format!("can't run {}: {error}", found.program.display()))),
         }
     }
 

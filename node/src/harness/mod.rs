@@ -9,6 +9,9 @@
 //! * [`keeper`] is the small process between the node and every program: nothing outlives it, and it doesn't outlive
 //!   the node.
 
+mod asks;
+mod claude_code;
+mod codex;
 mod cut;
 pub mod env;
 mod exec;
@@ -16,11 +19,15 @@ pub mod host;
 pub mod keeper;
 mod process;
 pub mod registry;
+#[cfg(test)]
+mod replay;
 mod script;
 mod scripted;
 mod session;
+mod step;
 mod turn;
 
+pub use asks::ALLOW_SESSION;
 pub use host::{Host, HostConfig};
 pub use registry::Registry;
 

@@ -258,6 +258,7 @@ impl Node {
     /// Something could not be made durable. What waits for it is told so, and nothing of it is done.
     fn failed(&mut self, owner: Option<Owner>, stopped: &[Target], reason: &Reason) {
         let words = reason.to_string();
+        tracing::error!(?owner, ?stopped, reason = words, "something could not be made durable");
         let mut channels = stopped
             .iter()
             .filter_map(|target| match target {

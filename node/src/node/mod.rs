@@ -253,7 +253,6 @@ impl Node {
             NetEvent::LinkDown { node, reason } => self.link_down(node, &reason),
             NetEvent::Frame { node, lane: _, message, tail } => self.frame(node, message, tail),
             NetEvent::Pair(event) => self.pair_event(event),
-            _ => {}
         }
     }
 

@@ -6,7 +6,6 @@ use tieline_proto::channel::{Card as OpenCard, Home, Member as State, TurnPhase}
 use tieline_proto::entry::MemberKind;
 use tieline_proto::event::AskKind;
 use tieline_proto::id::{Handle, MemberId, MessageId, NodeId};
-use tieline_proto::link::AttemptId;
 use tieline_proto::view::{Card, CardKind, Member, MemberState, Queue, Run, RunState};
 
 /// What people call the nodes of the org.
@@ -135,12 +134,4 @@ fn held(channel: String, card: MessageId, kind: CardKind, by: Handle, about: Mes
         answer: None,
         answered_by: None,
     }
-}
-
-/// The open attempts of a channel, by run, with the nodes they run on.
-pub fn attempts(home: &Home) -> impl Iterator<Item = (AttemptId, NodeId)> {
-    let state = home.state();
-    state.turns.iter().map(|(run, turn)| {
-        (AttemptId { channel: state.id, run: *run, attempt: turn.attempt }, turn.node)
-    })
 }

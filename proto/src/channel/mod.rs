@@ -1,14 +1,17 @@
 //! A channel: the fold of its log ([`State`]) and the one node that writes it ([`Home`]).
 
+mod fold;
 mod home;
 mod state;
 #[cfg(test)]
 mod tests;
 
+pub use fold::FoldError;
 pub use home::{
-    Ask, Cited, Context, Effect, History, Home, Input, JournalAppend, Op, OpError, RunProgress, Step, Ticket, poster,
+    ASKS_OPEN_MAX, Ask, BATCH_LEN_MAX, Cited, Context, Effect, History, Home, Input, JournalAppend, Op, OpError,
+    REFERENCES_MAX, ROUND_WAIT_MS, RunProgress, Step, Ticket, poster,
 };
-pub use state::{Card, FoldError, Member, Queued, RoundAnswer, RoundState, State, Turn, TurnPhase};
+pub use state::{Card, Member, Queued, RoundAnswer, RoundState, State, Turn, TurnPhase};
 
 /// Messages that may wait for one member; more are refused before they are acknowledged.
 pub const QUEUE_LEN_MAX: usize = 10_000;

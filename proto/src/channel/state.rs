@@ -5,60 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::entry::{
-    Body, ChannelConfig, ChannelDraft, Delivery, JournalMark, MemberChange, MemberKind, MemberSpec, NewEntry, Round,
-    Routed, Why,
-};
+use crate::entry::{ChannelConfig, ChannelDraft, JournalMark, MemberKind, MemberSpec, Round, Why};
 use crate::event::{Ask, Status};
 use crate::id::{
-    Attempt, COUNTER_MAX, ChannelId, ClientId, DeviceId, Epoch, Handle, Hash, Lamport, MemberId, MessageId, NodeId,
-    OrgId, Seq,
+    Attempt, ChannelId, ClientId, DeviceId, Epoch, Handle, Hash, Lamport, MemberId, MessageId, NodeId, OrgId, Seq,
 };
-use crate::log::{self, LAMPORT_JUMP_MAX};
 use crate::route::RouteView;
-use crate::route::brakes::is_ack;
-
-/// Why an entry does not follow from the state.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum FoldError {
-    /// The seq is not the next one.
-    #[error("entry {got} where {expected} belongs")]
-    Seq {
-        /// What should have come.
-        expected: Seq,
-        /// What came.
-        got: Seq,
-    },
-    /// The lamport clock went back or jumped too far.
-    #[error("entry {seq}: lamport {got} after {last}")]
-    Lamport {
-        /// Where.
-        seq: Seq,
-        /// The clock before.
-        last: Lamport,
-        /// The clock it carries.
-        got: Lamport,
-    },
-    /// The message number is not the next one.
-    #[error("entry {seq}: message {got} where {expected} belongs")]
-    Message {
-        /// Where.
-        seq: Seq,
-        /// What should have come.
-        expected: MessageId,
-        /// What came.
-        got: MessageId,
-    },
-    /// The entry contradicts the state.
-    #[error("entry {seq}: {what}")]
-    Impossible {
-        /// Where.
-        seq: Seq,
-        /// What is wrong.
-        what: &'static str,
-    },
-}
 
 /// A member and what waits for it.
 #[derive(Clone, Debug)]
@@ -79,13 +31,21 @@ pub struct Member {
     pub turn: Option<MessageId>,
     /// It was given the conventions.
     pub briefed: bool,
+    /// Hops of its latest turn: what it posts, in that turn or after it, counts on from there.
+    pub hops: u32,
 }
 
 impl Member {
     /// Whether the member is an agent that can be given turns now, its resident's reach apart.
     #[must_use]
     pub const fn ready(&self) -> bool {
-        !self.removed && !self.paused && !self.killed && self.turn.is_none()
+        self.may_start() && self.turn.is_none()
+    }
+
+    /// Whether people let anything of it start.
+    #[must_use]
+    pub const fn may_start(&self) -> bool {
+        !self.removed && !self.paused && !self.killed
     }
 }
 
@@ -142,6 +102,20 @@ pub struct Turn {
     pub stop: bool,
     /// The resident's journal when this try was sent.
     pub seen: Option<JournalMark>,
+    /// A person released its hold: the next try starts as soon as its resident can be reached and the member may start.
+    pub released: bool,
+    /// An earlier try may have left its prompt in the harness's history.
+    pub again: bool,
+    /// Questions of this try that were raised as cards, open or not: each is raised once.
+    pub asked: BTreeSet<String>,
+}
+
+impl Turn {
+    /// Whether nothing of it runs as far as the home knows: it waits for a person, or for its next try.
+    #[must_use]
+    pub const fn is_settled(&self) -> bool {
+        self.released || matches!(self.phase, TurnPhase::Held(_))
+    }
 }
 
 /// An open card.
@@ -183,6 +157,8 @@ pub enum Card {
 pub struct RoundState {
     /// Which round.
     pub number: u32,
+    /// Who was asked, in the order of the mentions.
+    pub order: Vec<MemberId>,
     /// Whose answers are missing.
     pub waiting: BTreeSet<MemberId>,
     /// Who wrote the message that opened it.
@@ -233,355 +209,16 @@ pub struct State {
     pub rounds: BTreeMap<MessageId, RoundState>,
     /// Author of the latest finished agent message.
     pub latest_agent: Option<MemberId>,
-    handles: BTreeMap<Handle, MemberId>,
+    pub(super) handles: BTreeMap<Handle, MemberId>,
     /// Requests that added members.
-    added: BTreeMap<ClientId, MemberId>,
+    pub(super) added: BTreeMap<ClientId, MemberId>,
     /// Deliveries named by the posts that a `DeliveryHeld` may follow.
-    pending: BTreeMap<(MessageId, MemberId), Queued>,
+    pub(super) pending: BTreeMap<(MessageId, MemberId), Queued>,
     /// A newer version wrote here, so message numbers may have gaps for us.
-    newer: bool,
+    pub(super) newer: bool,
 }
 
 impl State {
-    /// Begins a fold with the first entry.
-    ///
-    /// # Errors
-    /// When it is not a sound `ChannelCreated`.
-    pub fn begin(first: &NewEntry) -> Result<Self, FoldError> {
-        let impossible = |what| FoldError::Impossible { seq: first.seq, what };
-        let Body::ChannelCreated { draft: text } = &first.body else {
-            return Err(impossible("a channel begins with channel-created"));
-        };
-        if first.seq != Seq(1) {
-            return Err(FoldError::Seq { expected: Seq(1), got: first.seq });
-        }
-        let draft: ChannelDraft =
-            serde_json::from_str(text).map_err(|_| impossible("the creation draft cannot be read"))?;
-        Ok(Self {
-            id: log::channel_id(text),
-            draft,
-            epoch: first.epoch,
-            seq: first.seq,
-            lamport: first.lamport,
-            message: MessageId(0),
-            archived: false,
-            config: ChannelConfig::default(),
-            members: BTreeMap::new(),
-            turns: BTreeMap::new(),
-            cards: BTreeMap::new(),
-            rounds: BTreeMap::new(),
-            latest_agent: None,
-            handles: BTreeMap::new(),
-            added: BTreeMap::new(),
-            pending: BTreeMap::new(),
-            newer: false,
-        })
-    }
-
-    /// Adds one entry. On an error the state is unchanged but for nothing: it must be dropped.
-    ///
-    /// # Errors
-    /// When the entry does not follow from the state: the log is broken there.
-    pub fn apply(&mut self, entry: &NewEntry) -> Result<(), FoldError> {
-        let seq = entry.seq;
-        if seq != self.seq.next() || seq.0 > COUNTER_MAX {
-            return Err(FoldError::Seq { expected: self.seq.next(), got: seq });
-        }
-        let ahead = entry.lamport.0.checked_sub(self.lamport.0);
-        if !ahead.is_some_and(|n| (1..=LAMPORT_JUMP_MAX).contains(&n)) || entry.lamport.0 > COUNTER_MAX {
-            return Err(FoldError::Lamport { seq, last: self.lamport, got: entry.lamport });
-        }
-        if entry.epoch < self.epoch {
-            return Err(FoldError::Impossible { seq, what: "its home epoch is over" });
-        }
-        self.apply_body(entry)?;
-        self.seq = seq;
-        self.lamport = entry.lamport;
-        self.epoch = entry.epoch;
-        Ok(())
-    }
-
-    fn apply_body(&mut self, entry: &NewEntry) -> Result<(), FoldError> {
-        let seq = entry.seq;
-        let impossible = |what| FoldError::Impossible { seq, what };
-        match &entry.body {
-            Body::MemberAdded { member, client } => {
-                let id = MemberId(seq.0);
-                if self.handles.insert(member.handle.clone(), id).is_some() {
-                    return Err(impossible("the handle is taken"));
-                }
-                if let Some(client) = client {
-                    self.added.insert(client.clone(), id);
-                }
-                self.members.insert(
-                    id,
-                    Member {
-                        spec: member.clone(),
-                        removed: false,
-                        paused: false,
-                        killed: false,
-                        session: None,
-                        queue: VecDeque::new(),
-                        turn: None,
-                        briefed: false,
-                    },
-                );
-            }
-            Body::MemberChanged { member, change } => self.change_member(seq, *member, change)?,
-            Body::MemberRemoved { member } => {
-                let gone = self.members.get_mut(member).ok_or(impossible("no such member"))?;
-                gone.removed = true;
-                gone.queue.clear();
-                self.handles.remove(&gone.spec.handle);
-            }
-            Body::Posted { message, routed, .. } => {
-                self.take_message(seq, *message)?;
-                self.take_routed(entry, *message, entry.by, routed, &[])?;
-            }
-            Body::TurnStarted { message, member, node, attempt, batch, payload, hops, briefed, seen } => {
-                self.start_turn(seq, *message, *member, *node, *attempt, batch, *payload, *hops, *briefed, *seen)?;
-            }
-            Body::AttemptAccepted { message, attempt, .. } => {
-                let turn = self.turn_mut(seq, *message, *attempt)?;
-                turn.phase = TurnPhase::Accepted;
-            }
-            Body::TurnFinished { message, attempt, status, text, session, routed, .. } => {
-                self.turn_mut(seq, *message, *attempt)?;
-                let turn = self.turns.remove(message).ok_or(impossible("no such turn"))?;
-                let completed = *status == Status::Completed && !text.is_empty();
-                self.end_turn(*message, &turn, *status);
-                if let Some(member) = self.members.get_mut(&turn.member) {
-                    if let Some(session) = session {
-                        member.session = Some(session.clone());
-                    }
-                    if completed && !is_ack(text) && !member.removed {
-                        self.latest_agent = Some(turn.member);
-                    }
-                }
-                self.take_routed(entry, *message, Some(turn.member), routed, &[])?;
-            }
-            Body::TurnHeld { message, attempt, card, reason } => {
-                self.take_message(seq, *card)?;
-                let turn = self.turn_mut(seq, *message, *attempt)?;
-                turn.phase = TurnPhase::Held(*card);
-                self.close_asks(*message);
-                self.cards.insert(*card, Card::HeldTurn { run: *message, reason: reason.clone() });
-            }
-            Body::HoldReleased { message, retry, .. } => {
-                let turn = self.turns.get_mut(message).ok_or(impossible("no such turn"))?;
-                let TurnPhase::Held(card) = turn.phase else { return Err(impossible("the turn is not held")) };
-                turn.phase = TurnPhase::Sent;
-                self.cards.remove(&card);
-                if !retry && let Some(turn) = self.turns.remove(message) {
-                    self.end_turn(*message, &turn, Status::Interrupted);
-                }
-            }
-            Body::DeliveryHeld { message, member, card, reason } => {
-                self.take_message(seq, *card)?;
-                let queued = self.pending.remove(&(*message, *member)).ok_or(impossible("no such delivery"))?;
-                let reason = reason.clone();
-                self.cards.insert(*card, Card::HeldDelivery { message: *message, member: *member, queued, reason });
-            }
-            Body::DeliveryReleased { message, member, deliver } => {
-                let card = self.cards.iter().find_map(|(id, card)| match card {
-                    Card::HeldDelivery { message: m, member: to, .. } if m == message && to == member => Some(*id),
-                    _ => None,
-                });
-                let card = card.and_then(|id| self.cards.remove(&id)).ok_or(impossible("no such held delivery"))?;
-                if let Card::HeldDelivery { queued, .. } = card
-                    && *deliver
-                    && let Some(member) = self.members.get_mut(member)
-                    && !member.removed
-                {
-                    member.queue.push_back(Queued { seq, ..queued });
-                }
-            }
-            Body::StopRequested { message } => {
-                self.turns.get_mut(message).ok_or(impossible("no such turn"))?.stop = true;
-            }
-            Body::CardRaised { message, run, attempt, ask } => {
-                self.take_message(seq, *message)?;
-                self.turn_mut(seq, *run, *attempt)?;
-                let card = Card::Ask { run: *run, attempt: *attempt, ask: ask.clone(), answered: None };
-                self.cards.insert(*message, card);
-            }
-            Body::CardAnswered { card, choice, text } => match self.cards.get_mut(card) {
-                Some(Card::Ask { answered: answered @ None, .. }) => {
-                    *answered = Some((entry.by, choice.clone(), text.clone()));
-                }
-                _ => return Err(impossible("the card is not open")),
-            },
-            Body::CardClosed { card, .. } => {
-                self.cards.remove(card).ok_or(impossible("no such card"))?;
-            }
-            Body::RoundClosed { message, number, results, routed } => {
-                let round = self.rounds.remove(message).ok_or(impossible("no such round"))?;
-                if round.number != *number {
-                    return Err(impossible("not the open round"));
-                }
-                self.take_routed(entry, *message, round.opener, routed, results)?;
-            }
-            Body::ConfigChanged { config } => self.config = config.clone(),
-            Body::ChannelArchived {} => self.archived = true,
-            Body::Unknown => self.newer = true,
-            Body::ChannelCreated { .. } => return Err(impossible("a channel is created once")),
-            Body::OrgFounded { .. }
-            | Body::DeviceEnrolled { .. }
-            | Body::DeviceRevoked { .. }
-            | Body::DeviceChanged { .. }
-            | Body::ChannelHomed { .. } => return Err(impossible("it belongs in the org's chain")),
-        }
-        // A post's held deliveries follow it in the same batch, before anything else of substance.
-        if !matches!(entry.body, Body::Posted { .. } | Body::TurnFinished { .. } | Body::DeliveryHeld { .. }) {
-            self.pending.clear();
-        }
-        Ok(())
-    }
-
-    fn change_member(&mut self, seq: Seq, id: MemberId, change: &MemberChange) -> Result<(), FoldError> {
-        let impossible = |what| FoldError::Impossible { seq, what };
-        let member = self.members.get_mut(&id).ok_or(impossible("no such member"))?;
-        match change {
-            MemberChange::Renamed { handle } => {
-                if self.handles.contains_key(handle) {
-                    return Err(impossible("the handle is taken"));
-                }
-                self.handles.remove(&member.spec.handle);
-                self.handles.insert(handle.clone(), id);
-                member.spec.handle = handle.clone();
-            }
-            MemberChange::Configured { model, policy, cwd } => {
-                member.spec.model.clone_from(model);
-                member.spec.policy = *policy;
-                member.spec.cwd.clone_from(cwd);
-            }
-            MemberChange::Paused => member.paused = true,
-            MemberChange::Resumed => member.paused = false,
-            MemberChange::Killed => member.killed = true,
-            MemberChange::Revived => member.killed = false,
-            MemberChange::SessionCleared => member.session = None,
-        }
-        Ok(())
-    }
-
-    /// Numbers are dense as long as every writer was of our version or an older one.
-    fn take_message(&mut self, seq: Seq, message: MessageId) -> Result<(), FoldError> {
-        let expected = self.message.next();
-        let fits = if self.newer { message >= expected } else { message == expected };
-        if !fits || message.0 > COUNTER_MAX {
-            return Err(FoldError::Message { seq, expected, got: message });
-        }
-        self.message = message;
-        Ok(())
-    }
-
-    /// Queues recorded deliveries and opens the recorded round.
-    fn take_routed(
-        &mut self,
-        entry: &NewEntry,
-        message: MessageId,
-        from: Option<MemberId>,
-        routed: &Routed,
-        results: &[MessageId],
-    ) -> Result<(), FoldError> {
-        let (seq, ts) = (entry.seq, entry.ts);
-        let mut waiting = BTreeSet::new();
-        for Delivery { member: id, hops, why, held } in &routed.to {
-            let member = self.members.get_mut(id).ok_or(FoldError::Impossible { seq, what: "no such recipient" })?;
-            if member.spec.kind != MemberKind::Agent || member.removed {
-                continue;
-            }
-            let results = results.to_vec();
-            let queued = Queued { message, hops: *hops, why: *why, round: routed.round, results, from, seq, ts };
-            if *held {
-                self.pending.insert((message, *id), queued);
-                continue;
-            }
-            member.queue.push_back(queued);
-            waiting.insert(*id);
-        }
-        // A result names the round it belongs to; only the message that a round hangs on opens it.
-        if let Some(Round { root, number }) = routed.round.filter(|round| round.root == message) {
-            self.rounds.insert(root, RoundState { number, waiting, opener: from, results: Vec::new() });
-        }
-        Ok(())
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "the fields of one entry")]
-    fn start_turn(
-        &mut self,
-        seq: Seq,
-        message: MessageId,
-        id: MemberId,
-        node: NodeId,
-        attempt: Attempt,
-        batch: &[MessageId],
-        payload: Hash,
-        hops: u32,
-        briefed: bool,
-        seen: Option<JournalMark>,
-    ) -> Result<(), FoldError> {
-        let impossible = |what| FoldError::Impossible { seq, what };
-        if attempt > Attempt(1) {
-            let turn = self.turns.get_mut(&message).ok_or(impossible("no such turn"))?;
-            if attempt != turn.attempt.next() || payload != turn.payload || turn.member != id {
-                return Err(impossible("not the next attempt of that turn"));
-            }
-            turn.attempt = attempt;
-            turn.node = node;
-            turn.phase = TurnPhase::Sent;
-            turn.seen = seen;
-            self.close_asks(message);
-            return Ok(());
-        }
-        self.take_message(seq, message)?;
-        let member = self.members.get_mut(&id).ok_or(impossible("no such member"))?;
-        if member.turn.is_some() {
-            return Err(impossible("the member owns a turn already"));
-        }
-        let mut taken = Vec::with_capacity(batch.len());
-        for expected in batch {
-            match member.queue.pop_front() {
-                Some(queued) if queued.message == *expected => taken.push(queued),
-                _ => return Err(impossible("the batch is not the head of the queue")),
-            }
-        }
-        member.turn = Some(message);
-        member.briefed |= briefed;
-        let turn =
-            Turn { member: id, node, attempt, batch: taken, payload, hops, phase: TurnPhase::Sent, stop: false, seen };
-        self.turns.insert(message, turn);
-        Ok(())
-    }
-
-    fn end_turn(&mut self, message: MessageId, turn: &Turn, status: Status) {
-        if let Some(member) = self.members.get_mut(&turn.member) {
-            member.turn = None;
-        }
-        self.close_asks(message);
-        for queued in &turn.batch {
-            if let Some(Round { root, number }) = queued.round
-                && let Some(round) = self.rounds.get_mut(&root)
-                && round.number == number
-                && round.waiting.remove(&turn.member)
-            {
-                round.results.push(RoundAnswer { run: message, member: turn.member, status, hops: turn.hops });
-            }
-        }
-    }
-
-    fn close_asks(&mut self, message: MessageId) {
-        self.cards.retain(|_, card| !matches!(card, Card::Ask { run, .. } if *run == message));
-    }
-
-    fn turn_mut(&mut self, seq: Seq, message: MessageId, attempt: Attempt) -> Result<&mut Turn, FoldError> {
-        match self.turns.get_mut(&message) {
-            Some(turn) if turn.attempt == attempt => Ok(turn),
-            Some(_) => Err(FoldError::Impossible { seq, what: "not the current attempt" }),
-            None => Err(FoldError::Impossible { seq, what: "no such turn" }),
-        }
-    }
-
     /// The live member with a handle.
     #[must_use]
     pub fn by_handle(&self, handle: &str) -> Option<(MemberId, &Member)> {

@@ -1,10 +1,15 @@
 //! The home and residents against each other, in memory.
 
+mod cases;
 mod check;
+mod codor;
 mod disk;
+mod edges;
+mod fold;
 mod harness;
 mod home_box;
 mod net;
 mod resident_box;
 mod sim;
+mod threats;
 mod world;

@@ -18,7 +18,7 @@ pub fn derive(ikm: &[u8], salt: &[u8], label: &str) -> [u8; 32] {
     out
 }
 
-/// Derives the first `N` ≤ 32 bytes of what [`derive`] gives, for identifiers and codes that people compare.
+/// Derives the first `N` ≤ 32 bytes of what [`derive()`] gives, for identifiers and codes that people compare.
 #[must_use]
 pub fn derive_short<const N: usize>(ikm: &[u8], salt: &[u8], label: &str) -> [u8; N] {
     const { assert!(N <= 32) };

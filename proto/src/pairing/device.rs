@@ -254,7 +254,7 @@ impl Device {
         let (binding, held) = Binding::of(&self.keys, self.link.org);
         let proof = sign::sign(domain::PAIRING, &pipe::proof(&hash, &nonce, role), self.keys.signing());
         let claim = Said::Claim { device: binding.device, name: self.name.clone(), held, proof };
-        if !self.pipe.as_mut().is_some_and(|pipe| pipe.say(&claim, &[]).is_ok()) {
+        if self.pipe.as_mut().is_none_or(|pipe| pipe.say(&claim, &[]).is_err()) {
             return self.drop_stream();
         }
         self.heard = Heard::Hello(role);

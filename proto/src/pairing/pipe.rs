@@ -8,7 +8,7 @@ use crate::crypto::noise::{HANDSHAKE_LEN_MAX, Handshake, NoiseError, Session};
 use crate::crypto::record::RecordError;
 use crate::entry::Role;
 use crate::id::{DeviceId, NodeId, NoiseKey};
-use crate::wire::frame::{self, FrameBuf, FrameError, HEAD_LEN_MAX, TAIL_LEN_MAX};
+use crate::wire::frame::{self, Frame, FrameBuf, FrameError, HEAD_LEN_MAX, TAIL_LEN_MAX};
 use crate::wire::json::{self, JsonError, Limits};
 
 /// Bytes of a handshake message's length.
@@ -205,7 +205,7 @@ impl Pipe {
                 if *initiator || noise.is_finished() { self.finish().map(Some) } else { Ok(Some(Event::Proved)) }
             }
             Stage::Up { frames, .. } => {
-                let Some((head, tail)) = frames.cut()? else { return Ok(None) };
+                let Some(Frame { head, tail, .. }) = frames.cut()? else { return Ok(None) };
                 let text = json::check(head, Limits::text(HEAD_LEN_MAX))?;
                 Ok(Some(Event::Said(serde_json::from_str(text)?, tail.to_vec())))
             }

@@ -65,6 +65,13 @@ fn a_payload_reads_like_this() {
 }
 
 #[test]
+fn case_x8_addresses_reach_the_reader_byte_for_byte() {
+    let text = "mail a@ox.dev, @ops-2 git@host:x \t\u{202e}e\u{301}\r\n  @David[TF] `@ops`\0";
+    let payload = compose(&PayloadInput { messages: &[message(text)], ..input() });
+    assert!(payload.contains(&format!("]\n{text}\n[")));
+}
+
+#[test]
 fn threat_c8_recipients_read_the_same_but_for_their_name() {
     let messages = [message("@ops @elk go")];
     let (ops, elk) = (handle("ops"), handle("elk"));

@@ -7,13 +7,12 @@
 
 use std::collections::BTreeSet;
 
-use pulldown_cmark::{Event, LinkType, Options, Parser, Tag, TagEnd};
-
 use crate::id::{COUNTER_MAX, MessageId};
+use crate::route::prose::{Ground, ground};
 use crate::text::{is_hidden, one_line};
 
-/// Bytes of a text that are read; the size of the largest frame. Posts are far shorter, final texts are not limited.
-pub const SCAN_LEN_MAX: usize = 1024 * 1024;
+/// Bytes of a text that are read. Posts are shorter; a final text is not limited, and recipients get its start.
+pub const SCAN_LEN_MAX: usize = 256 * 1024;
 
 /// Most messages that one text cites: each brings its whole body along.
 pub const REFS_MAX: usize = 16;
@@ -67,86 +66,6 @@ pub fn scan(text: &str) -> Mentions {
     };
     scanner.run();
     scanner.found
-}
-
-/// What a byte of the source is.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Ground {
-    /// Syntax and what is drawn apart: not read. White space in it ends words.
-    Other,
-    /// Code, tags and links' destinations in the middle of a line: not read. White space in it is not drawn as such.
-    Inside,
-    /// Text that a reader sees as it stands.
-    Prose,
-    /// Text inside a quote, until it is known whether its line has the mark.
-    Quoted,
-    /// Text that a reader sees as something else: a character entity.
-    Opaque,
-}
-
-/// Marks each byte of the source.
-fn ground(text: &str) -> Vec<Ground> {
-    let mut ground = vec![Ground::Other; text.len()];
-    // Blocks and images that are not read, quotes, and links or images around a place.
-    let (mut unread, mut quotes, mut spans) = (0_u32, 0_u32, 0_u32);
-    let mut in_address = false;
-    for (event, range) in Parser::new_ext(text, Options::empty()).into_offset_iter() {
-        let kind = match event {
-            Event::Start(tag) => {
-                unread += u32::from(is_unread(&tag.to_end()));
-                quotes += u32::from(matches!(tag, Tag::BlockQuote(_)));
-                if let Tag::Link { link_type, .. } = tag {
-                    in_address = matches!(link_type, LinkType::Autolink | LinkType::Email);
-                }
-                let is_span = matches!(tag, Tag::Link { .. } | Tag::Image { .. });
-                spans += u32::from(is_span);
-                // Only the outermost: they nest, and marking each would make deep ones slow.
-                if !is_span || spans > 1 {
-                    continue;
-                }
-                Ground::Inside
-            }
-            Event::End(tag) => {
-                unread -= u32::from(is_unread(&tag));
-                quotes -= u32::from(matches!(tag, TagEnd::BlockQuote(_)));
-                in_address &= tag != TagEnd::Link;
-                spans -= u32::from(matches!(tag, TagEnd::Link | TagEnd::Image));
-                continue;
-            }
-            Event::Code(_) | Event::InlineHtml(_) => Ground::Inside,
-            Event::SoftBreak | Event::HardBreak => Ground::Other,
-            Event::Text(_) if unread > 0 || in_address => continue,
-            Event::Text(shown) if text.get(range.clone()) != Some(&*shown) => Ground::Opaque,
-            Event::Text(_) if quotes > 0 => Ground::Quoted,
-            Event::Text(_) => Ground::Prose,
-            _ => continue,
-        };
-        if let Some(part) = ground.get_mut(range) {
-            part.fill(kind);
-        }
-    }
-    unquote(text, &mut ground);
-    ground
-}
-
-/// Whether the text of an element is none that its author says here.
-fn is_unread(tag: &TagEnd) -> bool {
-    matches!(tag, TagEnd::CodeBlock | TagEnd::HtmlBlock | TagEnd::Image | TagEnd::MetadataBlock(_))
-}
-
-/// Decides the bytes inside quotes. Markdown lets a paragraph of a quote go on over lines without the mark; to the one
-/// who writes below a quoted line such a line is their own.
-fn unquote(text: &str, ground: &mut [Ground]) {
-    let mut rest = ground;
-    for line in text.split_inclusive('\n') {
-        let Some((part, after)) = rest.split_at_mut_checked(line.len()) else { return };
-        rest = after;
-        // A quote may stand in a list.
-        let content =
-            line.trim_start_matches(|c: char| matches!(c, ' ' | '\t' | '-' | '*' | '+' | '.' | ')' | '0'..='9'));
-        let decided = if content.starts_with('>') { Ground::Other } else { Ground::Prose };
-        part.iter_mut().filter(|kind| **kind == Ground::Quoted).for_each(|kind| *kind = decided);
-    }
 }
 
 /// What the drawn word before the current place leaves possible.
@@ -430,8 +349,8 @@ fn is_boundary(c: char) -> bool {
         | '］'
         | '｛'
         | '｝' => true,
-        // Pictures.
-        '\u{2600}'..='\u{27bf}' | '\u{1f300}'..='\u{1faff}' => true,
+        // Pictures, the digits and the signs of sums among them aside.
+        '\u{2600}'..='\u{2775}' | '\u{2798}'..='\u{27bf}' | '\u{1f300}'..='\u{1faff}' => true,
         _ => is_space(c),
     }
 }

@@ -5,7 +5,9 @@
 
 pub mod brakes;
 pub mod mention;
+mod prose;
 mod round;
+mod tame;
 #[cfg(test)]
 mod tests;
 

@@ -4,7 +4,7 @@
 //! `handed` is written, not synced, right before the harness gets the payload: a write survives the process though
 //! not the box, so its absence proves "never started" exactly while the box has not rebooted since.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +18,15 @@ const ATTEMPTS_MAX: usize = 1024;
 
 /// Heads of the attempt journal kept to answer marks; older marks prove nothing any more.
 const HEADS_MAX: usize = 4096;
+
+/// Runs whose void attempts are remembered. Late frames come within a link's life; this many runs back there are none.
+const FENCES_MAX: usize = 4096;
+
+/// Answers of one attempt that are remembered, so that a repeated one does not reach the harness again.
+const ANSWERS_MAX: usize = 4096;
+
+/// Verdicts in one report, so that it stays far below what a frame may hold.
+const VERDICTS_MAX: usize = 256;
 
 /// One line of the attempt journal, beside its `prev`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -79,7 +88,11 @@ struct Line {
 
 /// Everything that can happen to a resident.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "inputs live briefly and one at a time")]
 pub enum Input {
+    /// A home can be reached, this node's own included. It is told of every attempt that is kept for it: it may have
+    /// ended some while it could not say so.
+    LinkUp(NodeId),
     /// A home says something.
     Frame {
         /// The home.
@@ -111,7 +124,7 @@ pub enum Input {
         /// How the harness resumes.
         session: Option<String>,
     },
-    /// The node stops: what runs was interrupted by that and not by a person.
+    /// The node stops, or cannot write the run's journal: what ran was interrupted by that and not by a person.
     Stopped(AttemptId),
 }
 
@@ -267,11 +280,11 @@ enum Phase {
     Asking(Box<Work>),
     /// Durable soon; handed to the harness after that.
     Accepted(JournalMark, Admission, Box<Work>),
-    /// The harness has it.
-    Running(JournalMark),
+    /// The harness has it, and these answers.
+    Running(JournalMark, BTreeSet<String>),
     /// Ended; the home may not know.
     Ended(Box<Effect>),
-    /// Found after a restart: provably never handed.
+    /// Stopped before it was handed, or found so after a restart. It never will be; the home may not know.
     NeverStarted,
     /// Found after a restart, or the node was stopped under it: nobody knows.
     Ambiguous(String),
@@ -303,23 +316,38 @@ pub struct Resident {
     /// Heads after the last records, oldest first; the last one is `mark.head`.
     heads: VecDeque<Hash>,
     attempts: BTreeMap<AttemptId, Attempted>,
-    /// Attempts up to this one of a run are void: told absent or never started.
-    fenced: BTreeMap<(ChannelId, MessageId), Attempt>,
+    /// Attempts up to this one of a home's run are void: told absent, refused or forgotten.
+    fenced: BTreeMap<Run, Attempt>,
+    /// Runs in `fenced`, oldest first.
+    fences: VecDeque<Run>,
 }
+
+/// A run of a home: one home cannot fence off another's.
+type Run = (NodeId, ChannelId, MessageId);
 
 impl Resident {
     /// A new attempt journal, and its first line.
     #[must_use]
     pub fn begin(incarnation: Incarnation, boot: String) -> (Self, Vec<u8>) {
-        let mark = JournalMark { incarnation, count: 0, head: Hash::ZERO };
-        let mut resident =
-            Self { boot, mark, heads: VecDeque::new(), attempts: BTreeMap::new(), fenced: BTreeMap::new() };
+        let mut resident = Self::empty(incarnation, boot);
         let mut out = Vec::new();
         resident.record(Record::Began { incarnation }, &mut out);
         (resident, out)
     }
 
-    /// Takes an attempt journal up again. `evidence` reads what is on disk of a run without an end.
+    const fn empty(incarnation: Incarnation, boot: String) -> Self {
+        Self {
+            boot,
+            mark: JournalMark { incarnation, count: 0, head: Hash::ZERO },
+            heads: VecDeque::new(),
+            attempts: BTreeMap::new(),
+            fenced: BTreeMap::new(),
+            fences: VecDeque::new(),
+        }
+    }
+
+    /// Takes an attempt journal up again: whole lines, synced; the caller has cut a torn tail. `evidence` reads what is
+    /// on disk of a run without an end, synced too: what it says is told to homes.
     ///
     /// # Errors
     /// When a line is damaged: the caller begins a new journal, and open attempts are held by their homes.
@@ -328,15 +356,16 @@ impl Resident {
         boot: String,
         mut evidence: impl FnMut(&AttemptId) -> RunEvidence,
     ) -> Result<Self, RestoreError> {
-        let mark = JournalMark { incarnation: Incarnation([0; 16]), count: 0, head: Hash::ZERO };
-        let mut resident =
-            Self { boot, mark, heads: VecDeque::new(), attempts: BTreeMap::new(), fenced: BTreeMap::new() };
+        let mut resident = Self::empty(Incarnation([0; 16]), boot);
         let mut boots: BTreeMap<AttemptId, String> = BTreeMap::new();
-        let mut handed: BTreeMap<AttemptId, ()> = BTreeMap::new();
-        for line in lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+        let mut handed: BTreeSet<AttemptId> = BTreeSet::new();
+        for line in lines.split_inclusive(|byte| *byte == b'\n') {
             let damaged = RestoreError::Damaged(resident.mark.count + 1);
+            // A line without its LF would swallow the next record.
+            let line = line.strip_suffix(b"\n").ok_or_else(|| damaged.clone())?;
             let Line { prev, record } = serde_json::from_slice(line).map_err(|_| damaged.clone())?;
-            if prev != resident.mark.head {
+            let first = resident.mark.count == 0;
+            if prev != resident.mark.head || first != matches!(record, Record::Began { .. }) {
                 return Err(damaged);
             }
             resident.advance(Hash::of(line));
@@ -348,7 +377,7 @@ impl Resident {
                     resident.attempts.insert(id, Attempted { home, member, hash: payload, phase });
                 }
                 Record::Handed { id } => {
-                    handed.insert(id, ());
+                    handed.insert(id);
                 }
                 Record::Ended { id, events, length, journal, session } => {
                     if let Some(attempt) = resident.attempts.get_mut(&id) {
@@ -358,7 +387,9 @@ impl Resident {
                     }
                 }
                 Record::Forgotten { id } => {
-                    resident.attempts.remove(&id);
+                    if let Some(attempt) = resident.attempts.remove(&id) {
+                        resident.fence(attempt.home, &id);
+                    }
                 }
                 Record::Unknown => {}
             }
@@ -378,7 +409,7 @@ impl Resident {
                     let home = attempt.home;
                     Phase::Ended(Box::new(Effect::Finish { id: *id, home, events, length, journal, session: None }))
                 }
-                _ if handed.contains_key(id) => {
+                _ if handed.contains(id) => {
                     let events = found.events;
                     Phase::Ambiguous(format!("the node stopped while the agent was working, after {events} events"))
                 }
@@ -393,12 +424,13 @@ impl Resident {
     pub fn handle(&mut self, input: Input) -> ResidentStep {
         let mut step = ResidentStep::default();
         match input {
+            Input::LinkUp(home) => self.link_up(&mut step, home),
             Input::Frame { home, message, tail } => self.frame(&mut step, home, message, tail),
             Input::Admitted { id, result } => self.admitted(&mut step, id, result),
             Input::AcceptedDurable(id) => self.hand(&mut step, id),
             Input::Ended { id, events, length, journal, session } => {
                 let Some(attempt) = self.attempts.get_mut(&id) else { return step };
-                if !matches!(attempt.phase, Phase::Running(_)) {
+                if !matches!(attempt.phase, Phase::Running(..)) {
                     return step;
                 }
                 let home = attempt.home;
@@ -409,8 +441,8 @@ impl Resident {
                 step.effects.push(finish);
             }
             Input::Stopped(id) => {
-                if let Some(attempt) = self.attempts.get_mut(&id) {
-                    attempt.phase = Phase::Ambiguous("the node was stopped while the agent was working".to_owned());
+                if let Some(Attempted { phase: phase @ Phase::Running(..), .. }) = self.attempts.get_mut(&id) {
+                    *phase = Phase::Ambiguous("the node was stopped while the agent was working".to_owned());
                 }
             }
         }
@@ -431,7 +463,17 @@ impl Resident {
     /// Whether the harness has the attempt now.
     #[must_use]
     pub fn is_running(&self, id: &AttemptId) -> bool {
-        self.attempts.get(id).is_some_and(|attempt| matches!(attempt.phase, Phase::Running(_)))
+        self.attempts.get(id).is_some_and(|attempt| matches!(attempt.phase, Phase::Running(..)))
+    }
+
+    fn link_up(&self, step: &mut ResidentStep, home: NodeId) {
+        let ours = self.attempts.iter().filter(|(_, attempt)| attempt.home == home);
+        Self::report(step, home, ours.map(|(id, attempt)| (*id, Self::known(&attempt.phase))).collect());
+    }
+
+    fn report(step: &mut ResidentStep, home: NodeId, verdicts: Vec<(AttemptId, Verdict)>) {
+        let reports = verdicts.chunks(VERDICTS_MAX).map(|some| Message::Report { verdicts: some.to_vec() });
+        step.effects.extend(reports.map(|report| Effect::Send(home, report)));
     }
 
     fn frame(&mut self, step: &mut ResidentStep, home: NodeId, message: Message, tail: Vec<u8>) {
@@ -444,32 +486,36 @@ impl Resident {
                 let mut resume = Vec::new();
                 let mut verdicts = Vec::new();
                 for asked in attempts {
-                    let verdict = self.verdict(step, home, &asked);
+                    let verdict = self.verdict(home, &asked);
                     if verdict == Verdict::Known {
                         resume.push(asked);
                     }
                     verdicts.push((asked.id, verdict));
                 }
-                step.effects.push(Effect::Send(home, Message::Report { verdicts }));
+                Self::report(step, home, verdicts);
                 for asked in resume {
                     self.resume(step, home, &asked);
                 }
             }
             Message::FinishedAck { id } if self.is_ours(home, &id) => {
-                if matches!(self.attempts.get(&id), Some(Attempted { phase: Phase::Ended(_), .. })) {
+                let phase = self.attempts.get(&id).map(|attempt| &attempt.phase);
+                if matches!(phase, Some(Phase::Ended(_) | Phase::NeverStarted | Phase::Ambiguous(_))) {
                     self.forget(step, id);
                 }
             }
-            Message::Stop { id } if self.is_ours(home, &id) => match self.attempts.get(&id).map(|a| &a.phase) {
-                Some(Phase::Running(_)) => step.effects.push(Effect::Interrupt(id, home)),
-                Some(Phase::Asking(_) | Phase::Accepted(..)) => {
-                    // Its acceptance is on the way to disk; the home asks again when it sees it.
-                    step.effects.push(Effect::Interrupt(id, home));
-                }
-                _ => step.effects.push(Effect::Send(home, Message::StopOk { id })),
-            },
+            Message::Stop { id } if self.is_ours(home, &id) => self.stop(step, home, id),
             Message::Answer { id, ask, answer, digest } if self.is_ours(home, &id) => {
-                if self.is_running(&id) {
+                let fresh = match self.attempts.get_mut(&id).map(|attempt| &mut attempt.phase) {
+                    // Given once: a home repeats an answer whose confirmation was lost.
+                    Some(Phase::Running(_, answers)) => {
+                        if answers.len() >= ANSWERS_MAX {
+                            answers.pop_first();
+                        }
+                        answers.insert(ask.clone())
+                    }
+                    _ => false,
+                };
+                if fresh {
                     step.effects.push(Effect::Answer { id, home, ask, answer, digest });
                 } else {
                     step.effects.push(Effect::Send(home, Message::AnswerOk { id, ask }));
@@ -511,8 +557,8 @@ impl Resident {
             }
             return;
         }
-        let fence = self.fenced.get(&(id.channel, id.run)).is_some_and(|fence| id.attempt <= *fence);
-        if fence {
+        let fence = self.fenced.get(&(home, id.channel, id.run));
+        if fence.is_some_and(|fence| id.attempt <= *fence) {
             return;
         }
         if Hash::of(&work.payload) != hash {
@@ -522,7 +568,7 @@ impl Resident {
         let busy = self.attempts.iter().any(|(other, attempt)| {
             other.channel == id.channel
                 && attempt.member == member
-                && matches!(attempt.phase, Phase::Asking(_) | Phase::Accepted(..) | Phase::Running(_))
+                && matches!(attempt.phase, Phase::Asking(_) | Phase::Accepted(..) | Phase::Running(..))
         });
         if busy {
             step.effects.push(refuse("busy", "the member runs another turn on this box"));
@@ -551,7 +597,7 @@ impl Resident {
             Ok(admission) => admission,
             Err(Refusal { code, message }) => {
                 self.attempts.remove(&id);
-                self.fence(&id);
+                self.fence(home, &id);
                 step.effects.push(Effect::Send(home, Message::Refused { id, code, message }));
                 return;
             }
@@ -569,7 +615,7 @@ impl Resident {
         let Some(attempt) = self.attempts.get_mut(&id) else { return };
         let Phase::Accepted(mark, admission, work) = &attempt.phase else { return };
         let (mark, admission, work) = (*mark, admission.clone(), work.clone());
-        attempt.phase = Phase::Running(mark);
+        attempt.phase = Phase::Running(mark, BTreeSet::new());
         let (home, member) = (attempt.home, attempt.member);
         self.record(Record::Handed { id }, &mut step.records);
         let Work { spec, name, session, payload, attachments, again } = *work;
@@ -588,20 +634,35 @@ impl Resident {
         });
     }
 
-    fn verdict(&mut self, step: &mut ResidentStep, home: NodeId, asked: &Asked) -> Verdict {
+    /// Stops an attempt. One that the harness does not have yet never gets there.
+    fn stop(&mut self, step: &mut ResidentStep, home: NodeId, id: AttemptId) {
+        let Some(attempt) = self.attempts.get_mut(&id) else { return };
+        match attempt.phase {
+            Phase::Running(..) => return step.effects.push(Effect::Interrupt(id, home)),
+            Phase::Asking(_) | Phase::Accepted(..) => attempt.phase = Phase::NeverStarted,
+            Phase::Ended(_) | Phase::NeverStarted | Phase::Ambiguous(_) => {}
+        }
+        step.effects.push(Effect::Send(home, Message::StopOk { id }));
+        if matches!(attempt.phase, Phase::NeverStarted) {
+            Self::report(step, home, vec![(id, Verdict::NeverStarted)]);
+        }
+    }
+
+    fn verdict(&mut self, home: NodeId, asked: &Asked) -> Verdict {
         let Asked { id, seen, .. } = asked;
-        match self.attempts.get(id).filter(|attempt| attempt.home == home).map(|attempt| attempt.phase.clone()) {
-            Some(Phase::Asking(_) | Phase::Accepted(..) | Phase::Running(_) | Phase::Ended(_)) => Verdict::Known,
-            Some(Phase::NeverStarted) => {
-                self.fence(id);
-                self.forget(step, *id);
-                Verdict::NeverStarted
-            }
-            Some(Phase::Ambiguous(reason)) => Verdict::Ambiguous { reason },
-            None => {
-                self.fence(id);
-                Verdict::Absent { proven: seen.is_some_and(|seen| self.extends(&seen)) }
-            }
+        if let Some(attempt) = self.attempts.get(id).filter(|attempt| attempt.home == home) {
+            return Self::known(&attempt.phase);
+        }
+        self.fence(home, id);
+        Verdict::Absent { proven: seen.is_some_and(|seen| self.extends(&seen)) }
+    }
+
+    /// The verdict on an attempt that is known here. It is kept until the home acts on it: a report can be lost.
+    fn known(phase: &Phase) -> Verdict {
+        match phase {
+            Phase::Asking(_) | Phase::Accepted(..) | Phase::Running(..) | Phase::Ended(_) => Verdict::Known,
+            Phase::NeverStarted => Verdict::NeverStarted,
+            Phase::Ambiguous(reason) => Verdict::Ambiguous { reason: reason.clone() },
         }
     }
 
@@ -621,7 +682,7 @@ impl Resident {
         let Some(attempt) = self.attempts.get(&asked.id) else { return };
         let id = asked.id;
         match &attempt.phase {
-            Phase::Running(mark) => {
+            Phase::Running(mark, _) => {
                 step.effects.push(Effect::Accept { id, home, mark: *mark, start: false });
                 step.effects.push(Effect::Resume { id, home, from: asked.have });
             }
@@ -634,17 +695,23 @@ impl Resident {
         }
     }
 
-    fn fence(&mut self, id: &AttemptId) {
-        let fence = self.fenced.entry((id.channel, id.run)).or_default();
+    fn fence(&mut self, home: NodeId, id: &AttemptId) {
+        let run = (home, id.channel, id.run);
+        let fence = self.fenced.entry(run).or_insert_with(|| {
+            self.fences.push_back(run);
+            Attempt::default()
+        });
         *fence = (*fence).max(id.attempt);
-        // Late frames come within a link's life; a few thousand runs back there are none.
-        while self.fenced.len() > HEADS_MAX {
-            self.fenced.pop_first();
+        if self.fences.len() > FENCES_MAX
+            && let Some(oldest) = self.fences.pop_front()
+        {
+            self.fenced.remove(&oldest);
         }
     }
 
     fn forget(&mut self, step: &mut ResidentStep, id: AttemptId) {
-        if self.attempts.remove(&id).is_some() {
+        if let Some(attempt) = self.attempts.remove(&id) {
+            self.fence(attempt.home, &id);
             self.record(Record::Forgotten { id }, &mut step.records);
             step.effects.push(Effect::Forget(id));
         }

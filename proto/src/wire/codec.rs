@@ -1,6 +1,6 @@
 //! Frames of a link: a JSON head of [`Message`] and a binary tail.
 
-use super::frame::{self, FrameBuf, FrameError, HEAD_LEN_MAX};
+use super::frame::{self, Frame, FrameBuf, FrameError, HEAD_LEN_MAX};
 use super::json::{self, JsonError, Limits};
 use crate::link::Message;
 
@@ -111,7 +111,7 @@ impl Decoder {
     }
 
     fn next_unfailed(&mut self) -> Result<Option<(Message, Vec<u8>)>, DecodeError> {
-        let Some((head, tail)) = self.frames.cut()? else { return Ok(None) };
+        let Some(Frame { head, tail, .. }) = self.frames.cut()? else { return Ok(None) };
         Ok(Some((decode_head(head)?, tail.to_vec())))
     }
 }

@@ -61,11 +61,22 @@ pub fn write(head: &[u8], tail: &[u8], out: &mut Vec<u8>) -> Result<(), FrameErr
     Ok(())
 }
 
-/// Cuts the first frame off `bytes`: its head, its tail, and the bytes of the whole. `None`: it has not come whole.
+/// A frame, in the bytes that it came in.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Frame<'a> {
+    /// The head.
+    pub head: &'a [u8],
+    /// The tail.
+    pub tail: &'a [u8],
+    /// Bytes of the whole, lengths included.
+    pub len: usize,
+}
+
+/// Cuts the first frame off `bytes`. `None`: it has not come whole.
 ///
 /// # Errors
 /// When a length is not allowed.
-pub fn split(bytes: &[u8]) -> Result<Option<(&[u8], &[u8], usize)>, FrameError> {
+pub fn split(bytes: &[u8]) -> Result<Option<Frame<'_>>, FrameError> {
     let Some((len, rest)) = read_len(bytes) else { return Ok(None) };
     if len > FRAME_LEN_MAX {
         return Err(FrameError::TooLong { len });
@@ -81,7 +92,7 @@ pub fn split(bytes: &[u8]) -> Result<Option<(&[u8], &[u8], usize)>, FrameError> 
         return Err(FrameError::HeadTooLongForFrame { head: head_len, len });
     };
     let Some((head, rest)) = rest.split_at_checked(head_len) else { return Ok(None) };
-    Ok(rest.get(..tail_len).map(|tail| (head, tail, LEN_LEN + len)))
+    Ok(rest.get(..tail_len).map(|tail| Frame { head, tail, len: LEN_LEN + len }))
 }
 
 /// Collects a stream's bytes, which come in chunks cut anywhere, and cuts frames off them.
@@ -104,16 +115,14 @@ impl FrameBuf {
         self.buffer.extend_from_slice(chunk);
     }
 
-    /// Cuts the next frame off: its head and its tail. `None` until more bytes come.
+    /// Cuts the next frame off. `None` until more bytes come.
     ///
     /// # Errors
     /// When a length is not allowed. The stream cannot go on then.
-    pub fn cut(&mut self) -> Result<Option<(&[u8], &[u8])>, FrameError> {
-        let Some((head, tail, len)) = split(self.buffer.get(self.taken..).unwrap_or_default())? else {
-            return Ok(None);
-        };
-        self.taken += len;
-        Ok(Some((head, tail)))
+    pub fn cut(&mut self) -> Result<Option<Frame<'_>>, FrameError> {
+        let frame = split(self.buffer.get(self.taken..).unwrap_or_default())?;
+        self.taken += frame.map_or(0, |frame| frame.len);
+        Ok(frame)
     }
 
     /// Bytes held that are not given out yet.

@@ -15,9 +15,10 @@ impl World {
     pub fn check_start(&mut self, start: &Start) {
         let run = start.id.run;
         let home = &self.home;
-        let releases = home.log.entries.iter().filter(
-            |entry| matches!(entry.body, Body::HoldReleased { message, retry: true, .. } if message == run),
-        );
+        let releases =
+            home.log.entries.iter().filter(
+                |entry| matches!(entry.body, Body::HoldReleased { message, retry: true, .. } if message == run),
+            );
         let allowed = 1 + releases.count();
         let before = self.oracle.starts_of(run);
         assert!(before < allowed, "I5: run {run} starts {} times, a person allowed {allowed}", before + 1);
@@ -124,6 +125,9 @@ impl World {
         let state = self.core().state();
         assert!(self.home.pending.is_empty());
         for (run, turn) in &state.turns {
+            if turn.released && !state.members[&turn.member].may_start() {
+                continue;
+            }
             let TurnPhase::Held(card) = turn.phase else {
                 panic!("I13: run {run} of member {} is still {:?}", turn.member, turn.phase)
             };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::super::{Ask, Card, Effect, Home, Input, JournalAppend, Op, RunProgress, Step};
+use super::super::{Ask, Effect, Home, Input, JournalAppend, Op, RunProgress, Step};
 use super::world::{Saved, World};
 use crate::entry::Body;
 use crate::id::{Attempt, MessageId};
@@ -21,6 +21,7 @@ impl World {
             history: &home.log,
         };
         let step = core.handle(input, &mut context);
+        assert_eq!(core.fault(), None, "the home wrote an entry that its own fold refuses");
         for entry in &step.entries {
             let what = format!("    entry {} {:?}", entry.seq, entry.body);
             self.note(what.chars().take(220).collect::<String>());
@@ -213,7 +214,6 @@ impl World {
                 Body::RoundClosed { .. } => self.see("a round closed early"),
                 Body::CardRaised { .. } => self.see("a card is raised"),
                 Body::CardAnswered { .. } => self.see("a card is answered"),
-                Body::CardClosed { .. } => self.see("an answer is confirmed"),
                 Body::StopRequested { message } => {
                     let turn = self.home.core.as_ref().and_then(|core| core.state().turns.get(message));
                     match turn.map(|turn| turn.phase) {
@@ -226,12 +226,6 @@ impl World {
                 _ => {}
             }
         }
-    }
-
-    pub fn open_card(&self, run: MessageId) -> Option<MessageId> {
-        let cards = self.core().state().cards.iter();
-        let mut cards = cards.filter(|(_, card)| matches!(card, Card::Ask { run: of, .. } if *of == run));
-        cards.next().map(|(id, _)| *id)
     }
 }
 

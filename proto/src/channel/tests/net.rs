@@ -31,6 +31,8 @@ impl World {
         let hello = Some(resident.mark());
         self.links[b] = Link { up: true, hello, ..Link::default() };
         self.note(format!("link {b} up"));
+        let home = self.home.node;
+        self.feed_resident(b, turn::Input::LinkUp(home));
     }
 
     pub fn cut(&mut self, b: usize) {
@@ -53,7 +55,7 @@ impl World {
     }
 
     /// Delivers one frame to the home, from a lane that chance picks. False when there is none.
-    pub fn to_home(&mut self, b: usize) -> bool {
+    pub fn home_hears(&mut self, b: usize) -> bool {
         let node = self.boxes[b].node;
         if let Some(mark) = self.links[b].hello.take() {
             self.note(format!("home <- {b}: hello"));
@@ -71,6 +73,9 @@ impl World {
         };
         let Some((message, tail)) = queue.and_then(Queue::pop_front) else { return false };
         self.note(format!("home <- {b}: {}", brief(&message)));
+        if matches!(message, Message::AnswerOk { .. }) {
+            self.see("an answer is confirmed");
+        }
         if let Message::Report { verdicts } = message {
             // The shell takes a report apart: each verdict goes to its own channel.
             for verdict in verdicts {
@@ -91,7 +96,7 @@ impl World {
     }
 
     /// Delivers one frame to a resident. False when there is none.
-    pub fn to_resident(&mut self, b: usize) -> bool {
+    pub fn resident_hears(&mut self, b: usize) -> bool {
         let Some((message, tail)) = self.links[b].to_resident.pop_front() else { return false };
         self.note(format!("{b} <- home: {}", brief(&message)));
         let home = self.home.node;

@@ -16,9 +16,7 @@ use super::resident_box::ResidentBox;
 use crate::crypto::sign::device_id;
 use crate::entry::{Auth, Body, ChannelConfig, ChannelDraft, MemberKind, MemberSpec, Post};
 use crate::event::Status;
-use crate::id::{
-    Attempt, ChannelId, ChannelName, ClientId, Handle, Hash, Lamport, MemberId, MessageId, NodeId, OrgId,
-};
+use crate::id::{Attempt, ChannelId, ChannelName, ClientId, Handle, Hash, Lamport, MemberId, MessageId, NodeId, OrgId};
 use crate::time::{Millis, Now};
 
 /// Steps that a failure prints.
@@ -244,10 +242,6 @@ impl World {
         self.core().state().by_handle(handle).expect("a member").0
     }
 
-    pub fn channel(&self) -> ChannelId {
-        self.core().state().id
-    }
-
     /// The bodies that are on disk.
     pub fn bodies(&self) -> impl Iterator<Item = &Body> {
         self.home.log.entries.iter().map(|entry| &entry.body)
@@ -277,7 +271,7 @@ impl World {
     pub fn questions(&self) -> Vec<MessageId> {
         use super::super::Card;
         let cards = self.core().state().cards.iter();
-        cards.filter(|(_, card)| matches!(card, Card::Ask { .. })).map(|(id, _)| *id).collect()
+        cards.filter(|(_, card)| matches!(card, Card::Ask { answered: None, .. })).map(|(id, _)| *id).collect()
     }
 }
 

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::super::mention::{Mentions, REFS_MAX, scan};
 use super::*;
+use crate::text::is_hidden;
 
 /// Checks the handles that a text names.
 #[track_caller]
@@ -210,7 +211,7 @@ fn what_is_drawn_as_one_word_is_one_word() {
         "@ops\\-2",
         "@ops<!-- -->-2",
         "@ops<!--\n-->-2",
-        "[@ops](x \"\n\")-2",
+        "[@ops](x\n\"\")-2",
         "@ops`a b`-2",
         "@ops&#45;2",
         "**@ops**-2",
@@ -259,7 +260,7 @@ fn threat_c5_look_alikes_and_invisible_characters_never_route() {
     ] {
         let decision = team.post("ana", text);
         assert_eq!(decision.routed.to, [], "in {text:?}");
-        let is_shown = |word: &String| !word.is_empty() && !word.chars().any(is_hidden_or_line);
+        let is_shown = |word: &String| !word.is_empty() && !word.chars().any(is_hidden);
         assert!(decision.routed.unknown.iter().all(is_shown), "{:?}", decision.routed.unknown);
         if !text.starts_with("@\u{200b}") {
             assert_eq!(decision.routed.unknown.len(), 1, "in {text:?}");
@@ -273,8 +274,15 @@ fn threat_c5_look_alikes_and_invisible_characters_never_route() {
     check("一@admin", &["admin"]);
 }
 
-fn is_hidden_or_line(c: char) -> bool {
-    crate::text::is_hidden(c)
+#[test]
+fn quotation_marks_and_brackets_over_lines_hide_nothing() {
+    check("_@ops_ \"a quote\nover lines\" and **@chief** (as\nsaid), don't @ops-2", &["ops", "chief", "ops-2"]);
+    check("- 'item @ops\n- x' [@chief](x 'a') `@admin`", &["ops", "chief"]);
+    check("(see\n@ops) > 'a\n> @chief", &["ops"]);
+    // A link's title has to end on its line.
+    check("[@ops](x 'a\n@chief')", &["ops", "chief"]);
+    check(&format!("{} @ops", "> ".repeat(1000)), &[]);
+    check(&format!("{}@ops", "- ".repeat(1000)), &["ops"]);
 }
 
 #[test]
@@ -337,6 +345,22 @@ fn notes_are_found_and_nothing_inside_them_counts() {
     assert_eq!(scan(&format!("[[{}]]", "x".repeat(200))).notes, Vec::<String>::new());
 }
 
+#[test]
+fn threat_c5_no_letter_and_no_invisible_character_inside_or_behind_a_mention_lets_it_route() {
+    // Kana, ideographs, Hangul: written without spaces.
+    let is_unspaced = |c: char| {
+        matches!(c, '\u{3041}'..='\u{3096}' | '\u{30a1}'..='\u{30fc}' | '\u{3400}'..='\u{9fff}' | '\u{ac00}'..='\u{d7a3}'
+            | '\u{f900}'..='\u{faff}' | '\u{20000}'..='\u{323af}')
+    };
+    let is_foreign = |c: &char| !c.is_ascii() && (is_hidden(*c) || c.is_alphanumeric());
+    for c in ('\0'..=char::MAX).filter(is_foreign) {
+        for text in [format!("@ad{c}min"), format!("@admin{c}"), format!("@{c}admin")] {
+            let found = scan(&text).handles;
+            assert!(!found.contains(&"admin".to_owned()) || is_unspaced(c), "{text:?} names {found:?}");
+        }
+    }
+}
+
 /// Pieces of text and the handle that each names, when it names one.
 fn piece() -> impl Strategy<Value = (String, Option<String>)> {
     let handle = "[a-z0-9][a-z0-9-]{0,20}[a-z0-9]";
@@ -385,17 +409,6 @@ proptest! {
                 !next.is_some_and(|c| c.is_alphanumeric() || c == '-')
             }), "{:?} in {:?}", handle, text);
         }
-    }
-
-    #[test]
-    fn threat_c5_one_foreign_character_inside_or_behind_a_mention_keeps_it_from_routing(
-        c in any::<char>().prop_filter("foreign", |c| !c.is_ascii() && (crate::text::is_hidden(*c) || c.is_alphabetic())
-            && !('\u{2e80}'..='\u{323af}').contains(c)),
-        at in 1_usize..=6,
-    ) {
-        let mut text = "@admin".to_owned();
-        text.insert(at, c);
-        prop_assert_eq!(team().post("ana", &text).routed.to, vec![], "{:?}", text);
     }
 
     #[test]

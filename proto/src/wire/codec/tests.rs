@@ -35,9 +35,7 @@ fn any_message() -> impl Strategy<Value = Message> {
         prop::collection::vec(any::<u64>(), 0..20).prop_map(|counts| Message::Reconcile {
             attempts: counts.into_iter().map(|have| Asked { id: id(), have, seen: Some(mark()) }).collect(),
         }),
-        ".{0,20}".prop_map(|reason| Message::Report {
-            verdicts: vec![(id(), Verdict::Ambiguous { reason })],
-        }),
+        ".{0,20}".prop_map(|reason| Message::Report { verdicts: vec![(id(), Verdict::Ambiguous { reason })] }),
         any::<u64>().prop_map(|from| Message::OrgGet { from: Seq(from) }),
     ]
 }
