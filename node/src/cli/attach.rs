@@ -28,17 +28,18 @@ pub async fn store(client: &mut Client, channel: &str, path: &Path) -> Result<At
     let shown = path.display();
     let unreadable = |error: std::io::Error| {
         let code = if error.kind() == std::io::ErrorKind::NotFound { Code::NotFound } else { Code::Invalid };
-        ApiError::new(code, format!("{shown} can't be read: {error}"))
+        ApiError::new(code, format!("{shown} can't be read: {error}")).hint("name a file with --attach")
     };
     let mut file = std::fs::File::open(path).map_err(unreadable)?;
     let meta = file.metadata().map_err(unreadable)?;
     if !meta.is_file() {
-        return Err(ApiError::new(Code::Invalid, format!("{shown} is not a plain file")));
+        return Err(ApiError::new(Code::Invalid, format!("{shown} is not a plain file"))
+            .hint("pack a folder first, as with tar"));
     }
     let size = meta.len();
     if size > SIZE_MAX {
         return Err(ApiError::new(Code::Limit, format!("{shown} has {size} bytes"))
-            .hint(format!("an attachment has at most {} MiB ({SIZE_MAX} bytes)", SIZE_MAX >> 20)));
+            .hint(format!("an attachment has at most {} MiB", SIZE_MAX / 1024 / 1024)));
     }
     let mut hasher = blake3::Hasher::new();
     hasher.update_reader(&mut file).map_err(unreadable)?;

@@ -1,11 +1,12 @@
 //! A subscription that survives a restart of the node: it resumes by its cursor.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tieline_proto::api::{ApiError, Code, Request};
-use tieline_proto::id::{MessageId, Seq};
+use tieline_proto::id::{Attempt, MessageId, Seq};
 use tokio::time::Instant;
 
 use super::client::{Client, Dial, Said, is_gone};
@@ -37,6 +38,8 @@ pub struct Follow {
     client: Client,
     call: u64,
     what: What,
+    /// The event that comes next of each running turn: a subscription that is taken up again repeats them.
+    runs: BTreeMap<MessageId, (Attempt, u64)>,
     /// The gap that was asked for again, so that one that stays is not asked for for ever.
     gap: Option<(Seq, Seq)>,
 }
@@ -58,6 +61,12 @@ pub enum FrameHead {
     Entry {
         /// Its seq.
         seq: Seq,
+        /// Its message number, when it is a visible message.
+        #[serde(default)]
+        message: Option<MessageId>,
+        /// Its kind.
+        #[serde(default)]
+        kind: String,
     },
     /// A seal.
     Seal {
@@ -68,6 +77,9 @@ pub enum FrameHead {
     Event {
         /// The run message.
         message: MessageId,
+        /// The try.
+        #[serde(default)]
+        attempt: Attempt,
         /// Its index.
         index: u64,
     },
@@ -98,7 +110,7 @@ impl Follow {
     pub async fn start(dial: &Dial, what: What) -> Result<Self, ApiError> {
         let mut client = dial.connect().await?;
         let call = subscribe(&mut client, &what).await?;
-        Ok(Self { dial: dial.clone(), client, call, what, gap: None })
+        Ok(Self { dial: dial.clone(), client, call, what, runs: BTreeMap::new(), gap: None })
     }
 
     /// The next frame; `None` at the end. When the node is lost, `note` is told, and the subscription goes on where it
@@ -126,7 +138,22 @@ impl Follow {
             let head: FrameHead = serde_json::from_str(raw.get())
                 .map_err(|error| ApiError::new(Code::Internal, format!("a frame is not understood: {error}")))?;
             match &head {
-                FrameHead::Entry { seq } => self.what.since = self.what.since.max(*seq),
+                FrameHead::Entry { seq, message, kind } => {
+                    self.what.since = self.what.since.max(*seq);
+                    if let (Some(message), "turn-finished") = (message, kind.as_str()) {
+                        self.runs.remove(message);
+                    }
+                }
+                FrameHead::Event { message, attempt, index } => {
+                    let (known, next) = self.runs.entry(*message).or_insert((*attempt, 0));
+                    if *attempt > *known {
+                        (*known, *next) = (*attempt, 0);
+                    }
+                    if *attempt < *known || *index < *next {
+                        continue;
+                    }
+                    *next = index + 1;
+                }
                 FrameHead::End {} => return Ok(None),
                 FrameHead::Gap { from, to } if self.gap != Some((*from, *to)) => {
                     self.gap = Some((*from, *to));

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use clap::Subcommand;
-use rustix::process::{Pid, test_kill_process};
 use serde_json::{Value, json};
 use tieline_proto::api::{ApiError, Code, Request};
 use tieline_proto::view::{Link, LinkPath, LinkState, Org, Status};
@@ -39,15 +38,12 @@ pub enum ConfigCommand {
 /// `tieline stop`: returns when the process is gone, so that the next `up` finds the folder free.
 pub async fn stop(context: &Context) -> Done {
     let dial = context.dial();
-    let answer = dial.connect().await?.call(Request::Stop {}).await?;
-    let pid = answer["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+    dial.connect().await?.call(Request::Stop {}).await?;
+    let data = context.data();
     let asked_at = Instant::now();
     loop {
-        let runs = match pid {
-            Some(pid) => test_kill_process(pid).is_ok(),
-            None => dial.is_up().await,
-        };
-        if !runs {
+        // The lock goes with the process; the socket goes before.
+        if !DataDir::is_held(&data) && !dial.is_up().await {
             break;
         }
         if asked_at.elapsed() > STOP_WAIT {

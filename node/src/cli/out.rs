@@ -28,6 +28,18 @@ struct FailureBody<'a> {
     hint: &'a str,
 }
 
+/// What helps when an error comes without a hint of its own.
+const fn usual_hint(code: Code) -> &'static str {
+    match code {
+        Code::Invalid => "tieline --help",
+        Code::NotRunning => "tieline up",
+        Code::Unreachable | Code::Timeout => "tieline status",
+        Code::NotFound => "tieline channel list",
+        Code::Internal => "tieline logs",
+        _ => "tieline channel show CHANNEL",
+    }
+}
+
 /// Colors, when somebody sees them. Nothing is said by color alone.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Style {
@@ -128,15 +140,15 @@ impl Out {
     pub fn error(self, error: &ApiError) {
         if self.json {
             let ApiError { code, message, hint } = error;
+            let hint = if hint.is_empty() { usual_hint(*code) } else { hint };
             // If stdout is gone there is only the exit status left to tell.
             let _ = self.value(&Failure { error: FailureBody { code: *code, message, hint } });
             return;
         }
         let style = Style::of(io::stderr().is_terminal());
         let mut shown = format!("{} {}", style.bad("error:"), text::visible(&error.message));
-        if !error.hint.is_empty() {
-            shown.push_str(&format!("\n{} {}", style.dim(" hint:"), text::visible(&error.hint)));
-        }
+        let hint = if error.hint.is_empty() { usual_hint(error.code) } else { &error.hint };
+        shown.push_str(&format!("\n{} {}", style.dim(" hint:"), text::visible(hint)));
         let _ = writeln!(io::stderr().lock(), "{shown}");
     }
 }

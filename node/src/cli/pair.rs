@@ -94,7 +94,7 @@ pub async fn pair(context: &Context, args: Pair) -> Done {
             }
             _ = tokio::signal::ctrl_c() => {
                 let _ = client.call(Request::PairCancel {}).await;
-                return Err(ApiError::new(Code::Refused, "the offer was taken back"));
+                return Err(ApiError::new(Code::Refused, "the offer was taken back").hint("start again with tieline pair"));
             }
         };
         if let Some(exit) = report(context, step.as_ref())? {
@@ -247,7 +247,7 @@ fn read_link() -> Result<String, ApiError> {
         .map_err(|error| ApiError::new(Code::Internal, format!("stdin can't be read: {error}")))?;
     let link = line.trim();
     if link.is_empty() || link.len() > LINK_LEN_MAX {
-        return Err(ApiError::new(Code::Invalid, "no link came on stdin"));
+        return Err(ApiError::new(Code::Invalid, "no link came on stdin").hint("on the other box: tieline pair"));
     }
     Ok(link.to_owned())
 }

@@ -70,11 +70,11 @@ pub async fn run(context: &Context, args: Post) -> Done {
     let (channel, text) = channel_and_text(&args.words, &Context::env)?;
     if args.attach.len() > attach::COUNT_MAX {
         return Err(ApiError::new(Code::Limit, format!("a post has at most {} attachments", attach::COUNT_MAX))
-            .hint("put them into one archive, or post twice"));
+            .hint("pack them into one file, or post the rest after it"));
     }
     let client_id = match &args.id {
         Some(id) => ClientId::new(id)
-            .map_err(|error| ApiError::new(Code::Invalid, error.to_string()).hint("leave --id out, and one is made"))?,
+            .map_err(|error| ApiError::new(Code::Invalid, error.to_string()).hint("leave --id out and one is made"))?,
         None => super::new_client_id()?,
     };
     let deadline = args.timeout.map(|seconds| Instant::now() + Duration::from_secs(seconds));

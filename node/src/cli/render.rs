@@ -155,7 +155,7 @@ impl Renderer {
                     }
                 }
             },
-            FrameHead::Event { message, index } => {
+            FrameHead::Event { message, index, .. } => {
                 let event = serde_json::from_str::<EventFrame>(raw).map_or(Event::Unknown, |frame| frame.event);
                 self.event(message, index, &event);
             }

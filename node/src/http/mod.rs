@@ -233,4 +233,4 @@ impl std::ops::Deref for App {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
