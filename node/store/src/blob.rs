@@ -104,7 +104,7 @@ pub fn sweep(disk: &dyn Disk, layout: &Layout, channel: ChannelId) -> io::Result
     parts.map(|item| disk.remove(&folder.join(item.name))).try_fold(0, |count, removed| removed.map(|()| count + 1))
 }
 
-/// Writes a blob. Gives what has to be synced before an entry may name it; nothing when it is there already.
+/// Writes a blob. Gives what has to be synced before an entry may name it.
 ///
 /// # Errors
 /// When the bytes have another hash, or in words as the operating system says.
@@ -120,11 +120,12 @@ pub(super) fn put(disk: &dyn Disk, layout: &Layout, put: BlobPut) -> Result<Opti
             ensure_dir(disk, &layout.blobs(channel)).map_err(write)?;
             let file = match disk.open(&path, Open::New) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                    if holds(disk, &path, hash).map_err(write)? {
-                        return Ok(None);
-                    }
+                    // It may be there without being durable, after a sync that failed: it is written again, the same
+                    // bytes over themselves, and synced again.
                     let file = disk.open(&path, Open::Write).map_err(write)?;
-                    file.set_len(0).map_err(write)?;
+                    if file.len().map_err(write)? != bytes.len() as u64 {
+                        file.set_len(0).map_err(write)?;
+                    }
                     file
                 }
                 opened => opened.map_err(write)?,
@@ -138,12 +139,6 @@ pub(super) fn put(disk: &dyn Disk, layout: &Layout, put: BlobPut) -> Result<Opti
             Ok(Some(Arc::new(SyncFile::new(file))))
         }
     }
-}
-
-/// Whether a file holds the bytes of this hash.
-fn holds(disk: &dyn Disk, path: &Path, hash: Hash) -> io::Result<bool> {
-    let file = disk.open(path, Open::Read)?;
-    Ok(hash_of(file.as_ref())? == hash)
 }
 
 fn hash_of(file: &dyn DiskFile) -> io::Result<Hash> {
