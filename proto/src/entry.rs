@@ -147,7 +147,6 @@ pub struct Attachment {
 /// What an entry records.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
-#[expect(clippy::large_enum_variant, reason = "entries live briefly and one at a time")]
 pub enum Body {
     // ---- channel logs ----
     /// First entry of a channel.

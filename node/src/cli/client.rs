@@ -181,10 +181,10 @@ impl Client {
     pub async fn call(&mut self, request: Request) -> Result<Value, ApiError> {
         let call = self.send(request).await?;
         loop {
-            if let Said::Answer(id, answer) = self.next().await? {
-                if id == call {
-                    return answer;
-                }
+            if let Said::Answer(id, answer) = self.next().await?
+                && id == call
+            {
+                return answer;
             }
         }
     }

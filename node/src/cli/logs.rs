@@ -59,7 +59,10 @@ pub async fn run(context: &Context, args: Logs) -> Done {
     for record in &last {
         print(context, record)?;
     }
-    while args.follow {
+    if !args.follow {
+        return Ok(Exit::OK);
+    }
+    loop {
         while let Some(record) = reader.next().map_err(unreadable)? {
             print(context, &record)?;
         }

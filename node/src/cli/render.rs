@@ -205,10 +205,10 @@ impl Renderer {
 
     /// Ends the block at the cursor.
     fn leave(&mut self) {
-        if let Some(open) = self.open.take() {
-            if !open.at_line_start {
-                self.out.push('\n');
-            }
+        if let Some(open) = self.open.take()
+            && !open.at_line_start
+        {
+            self.out.push('\n');
         }
     }
 

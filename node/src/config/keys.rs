@@ -41,8 +41,8 @@ pub fn resolve(
     let listen = layers.pick("listen", list(&flags.listen), || json!(default_listen()));
     let bootstrap = layers.pick("bootstrap", list(&flags.bootstrap), || json!([]));
     let relay = layers.pick("relay", list(&flags.relay), || json!([]));
-    let mdns = layers.pick("mdns", flags.no_mdns.then(|| json!(false)), || json!(true));
-    let lan = layers.pick("lan", flags.lan.then(|| json!(true)), || json!(false));
+    let mdns = layers.pick("mdns", flags.no_mdns.then_some(json!(false)), || json!(true));
+    let lan = layers.pick("lan", flags.lan.then_some(json!(true)), || json!(false));
     let name = layers.pick("name", text(&flags.name), || json!(host_name(&places.host)));
     let env_pass = layers.pick("env_pass", None, || json!([]));
     let harness = layers.pick_file("harness");

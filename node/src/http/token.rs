@@ -119,12 +119,12 @@ impl ApiToken {
     /// What is known after looking at the file.
     fn current(&self) -> MutexGuard<'_, Known> {
         let mut known = self.lock();
-        if known.stamp.is_none() || stamp(&self.path).ok() != known.stamp {
-            if let Err(error) = self.read(&mut known) {
-                tracing::error!(%error, "the API token can't be used: the loopback door is shut");
-                known.token = None;
-                known.stamp = None;
-            }
+        if (known.stamp.is_none() || stamp(&self.path).ok() != known.stamp)
+            && let Err(error) = self.read(&mut known)
+        {
+            tracing::error!(%error, "the API token can't be used: the loopback door is shut");
+            known.token = None;
+            known.stamp = None;
         }
         known
     }

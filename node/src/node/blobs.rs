@@ -28,7 +28,6 @@ pub(super) struct Staged {
 
 impl Node {
     /// Takes a piece. The last one completes the attachment; its answer says that it is durable.
-    #[expect(clippy::too_many_arguments, reason = "the parts of one piece")]
     pub(super) fn blob_put(&mut self, id: ChannelId, hash: Hash, size: u64, offset: u64, bytes: &[u8], reply: ReplyTo) {
         match self.stage(id, hash, size, offset, bytes) {
             Ok(None) => self.reply(reply, Ok(json!({ "received": offset + bytes.len() as u64 }))),

@@ -210,7 +210,7 @@ impl Node {
         let mut context = tieline_proto::channel::Context {
             now,
             lamport: &mut self.lamport,
-            org: self.membership.tip(),
+            org: self.membership.judged_by(),
             rng: &mut self.rng,
             history: &NoHistory,
         };

@@ -60,7 +60,7 @@ impl Node {
         let mut context = Context {
             now,
             lamport: &mut self.lamport,
-            org: self.membership.tip(),
+            org: self.membership.judged_by(),
             rng: &mut self.rng,
             history: &history,
         };

@@ -84,7 +84,7 @@ impl Membership {
     }
 
     /// Head of the durable chain: what entries are judged by.
-    pub const fn tip(&self) -> Hash {
+    pub const fn judged_by(&self) -> Hash {
         self.head.hash
     }
 

@@ -239,8 +239,8 @@ impl Node {
     fn work_off(&mut self) {
         while let Some(work) = self.work.pop_front() {
             match work {
-                Work::ToResident(home, message, tail) => self.to_resident(home, message, tail),
-                Work::ToHome(node, message, tail) => self.to_home(node, message, tail),
+                Work::ToResident(home, message, tail) => self.tell_resident(home, message, tail),
+                Work::ToHome(node, message, tail) => self.tell_home(node, message, tail),
             }
         }
     }

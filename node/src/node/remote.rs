@@ -122,7 +122,7 @@ impl Node {
     }
 
     /// News of attempts, to the home of each one's channel.
-    pub(super) fn to_home(&mut self, node: NodeId, message: Message, tail: Vec<u8>) {
+    pub(super) fn tell_home(&mut self, node: NodeId, message: Message, tail: Vec<u8>) {
         let channel = match &message {
             Message::Accepted { id, .. }
             | Message::Refused { id, .. }

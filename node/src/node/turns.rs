@@ -112,7 +112,7 @@ impl Turns {
 }
 
 impl Node {
-    pub(super) fn to_resident(&mut self, home: NodeId, message: Message, tail: Vec<u8>) {
+    pub(super) fn tell_resident(&mut self, home: NodeId, message: Message, tail: Vec<u8>) {
         if let Message::Kill { channel, member } = &message {
             self.agent_tokens.revoke(*channel, *member);
         }

@@ -5,7 +5,7 @@
 //! they take a file of that name for the blob.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tieline_proto::id::{ChannelId, Hash};
@@ -138,19 +138,5 @@ pub(super) fn put(disk: &dyn Disk, layout: &Layout, put: BlobPut) -> Result<Opti
             disk.rename(&staged, &path).map_err(write)?;
             Ok(Some(Arc::new(SyncFile::new(file))))
         }
-    }
-}
-
-fn hash_of(file: &dyn DiskFile) -> io::Result<Hash> {
-    let mut hasher = blake3::Hasher::new();
-    let mut buf = vec![0; 64 * 1024];
-    let mut at = 0;
-    loop {
-        let read = file.read_at(&mut buf, at)?;
-        if read == 0 {
-            return Ok(Hash(*hasher.finalize().as_bytes()));
-        }
-        hasher.update(buf.get(..read).unwrap_or_default());
-        at += read as u64;
     }
 }

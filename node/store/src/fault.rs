@@ -212,13 +212,13 @@ impl Inode {
                     let mut place = 0;
                     while place < new.len() {
                         let end = (place + SECTOR - (at + place) % SECTOR).min(new.len());
-                        if rng.next_u32() % 2 == 0 {
+                        if rng.next_u32().is_multiple_of(2) {
                             put(&mut bytes, at + place, new.get(place..end).unwrap_or_default());
                         }
                         place = end;
                     }
                 }
-                Change::SetLen(_) if torn && rng.next_u32() % 2 == 0 => {}
+                Change::SetLen(_) if torn && rng.next_u32().is_multiple_of(2) => {}
                 change if kept || torn => change.apply(&mut bytes),
                 _ => {}
             }

@@ -225,7 +225,8 @@ fn the_verdict_follows_from_the_journal_the_boot_and_the_run_s_own_journal() {
         rig.end(id(1, 1));
     };
     let asking: fn(&mut Rig) = |rig| drop(rig.deliver(id(1, 1)));
-    let table: [(&str, fn(&mut Rig), &str, Evidence, &str); 10] = [
+    type Row = (&'static str, fn(&mut Rig), &'static str, Evidence, &'static str);
+    let table: [Row; 10] = [
         ("asking, process died", asking, "boot-1", nothing, "absent"),
         ("accepted, process died", accepted, "boot-1", nothing, "never started"),
         ("accepted, box restarted", accepted, "boot-2", nothing, "ambiguous"),

@@ -255,16 +255,17 @@ impl Source {
                     }
                 }
             }
-            Self::File { path, reader, after_log, .. } => loop {
-                let Some(line) = read_line(reader).map_err(unreadable(path))? else { break };
-                if line.starts_with(MARK_START) && audit.is_sealed() {
-                    *after_log = mark(&line);
-                    break;
+            Self::File { path, reader, after_log, .. } => {
+                while let Some(line) = read_line(reader).map_err(unreadable(path))? {
+                    if line.starts_with(MARK_START) && audit.is_sealed() {
+                        *after_log = mark(&line);
+                        break;
+                    }
+                    if let Err(bad) = audit.line(&line) {
+                        return Ok(Err(bad));
+                    }
                 }
-                if let Err(bad) = audit.line(&line) {
-                    return Ok(Err(bad));
-                }
-            },
+            }
         }
         Ok(audit.finish())
     }

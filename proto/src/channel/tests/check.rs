@@ -39,7 +39,8 @@ impl World {
         assert_eq!(start.messages, batch, "the payload shows the batch");
         let mut files = files_of(&String::from_utf8_lossy(&start.payload));
         let mut came = start.files.clone();
-        (files.sort_unstable(), came.sort_unstable());
+        files.sort_unstable();
+        came.sort_unstable();
         assert_eq!(files, came, "the files that the payload names come with it");
         if !came.is_empty() {
             self.see("a file came with its message");

@@ -90,7 +90,7 @@ fn mutate(entry: &NewEntry, rng: &mut ChaCha8Rng) -> Option<NewEntry> {
             let n = rng.next_u64();
             let near = value.as_u64().map(|was| was.wrapping_add(n % 5).wrapping_sub(2));
             *value = match value {
-                Value::Number(_) if n % 3 == 0 => near.unwrap_or_default().into(),
+                Value::Number(_) if n.is_multiple_of(3) => near.unwrap_or_default().into(),
                 Value::Number(_) => wild[usize::try_from(n % 13).expect("small")].into(),
                 Value::String(_) => {
                     ["", "elk", "completed", "failed", "@elk @gnu", "x"][usize::try_from(n % 6).expect("small")].into()

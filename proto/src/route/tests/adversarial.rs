@@ -1,4 +1,5 @@
 //! Texts that are made to take long.
+#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "how long a text takes is what is tested")]
 
 use std::time::{Duration, Instant};
 
