@@ -83,7 +83,7 @@ mod tests {
             log.write_record(format!("record {n}\n").as_bytes()).unwrap();
         }
         let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
-        assert_eq!(read("log"), "record 10\n");
+        assert_eq!(read("log"), "record 10\nrecord 11\n");
         assert_eq!(read("log.1"), "record 8\nrecord 9\n");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
 

@@ -51,6 +51,12 @@ const NEWS_WAITING_MAX: usize = 256;
 /// Results of side tasks that wait for the loop.
 const DONE_WAITING_MAX: usize = 256;
 
+/// How long a start waits for its addresses.
+const LISTEN_WAIT: Duration = Duration::from_secs(2);
+
+/// How often it looks.
+const LISTEN_LOOK: Duration = Duration::from_millis(2);
+
 /// How long the loop may take to finish what is on its way to disk when it stops.
 const DRAIN_WAIT: Duration = Duration::from_secs(5);
 
@@ -626,6 +632,11 @@ async fn live(
         Sources { calls, net: net_events, reports, local: local_received, news: news_received, done: done_received };
     for id in node.channels.keys().copied().collect::<Vec<_>>() {
         node.greet(id);
+    }
+    // The ready file names the addresses, and the transport binds them in its own time.
+    let deadline = Instant::now() + LISTEN_WAIT;
+    while node.net.listening().is_empty() && Instant::now() < deadline {
+        tokio::time::sleep(LISTEN_LOOK).await;
     }
     node.learn_listening();
     node.write_ready();

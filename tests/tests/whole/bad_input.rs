@@ -56,25 +56,6 @@ fn bad_input_is_refused_in_words_and_loses_nothing() {
         (&["answer", "lobby", "999", "--choose", "yes", "--json"], 4, "not_found", "999"),
         (&["hold", "release", "lobby", "999", "--json"], 4, "not_found", "999"),
         (&["channel", "verify", "/no/such/file", "--json"], 4, "not_found", "/no/such/file"),
-        // The resident's owner decides what runs there, and where.
-        (
-            &["member", "add", "lobby", "b2", "--harness", "codex", "--on", "lab", "--cwd", work, "--json"],
-            3,
-            "refused",
-            "codex",
-        ),
-        (
-            &["member", "add", "lobby", "b2", "--harness", "no-such", "--on", "lab", "--cwd", work, "--json"],
-            3,
-            "refused",
-            "no-such",
-        ),
-        (
-            &["member", "add", "lobby", "b2", "--harness", "scripted", "--on", "lab", "--cwd", "/etc", "--json"],
-            3,
-            "refused",
-            "/etc",
-        ),
     ];
     for (args, code, error, words) in rows {
         refused(mesh.home.cli(*args), *code, error, words);
@@ -83,6 +64,19 @@ fn bad_input_is_refused_in_words_and_loses_nothing() {
     assert_eq!(after, before, "refused input leaves no trace in the log");
     mesh.lobby().verify();
     assert_eq!(mesh.lobby().ask("@bot script:text(after)").answer(), "after");
+
+    // The resident's owner decides what runs there, and where: the turn fails in words, and its member lives.
+    for (handle, harness, cwd, words) in
+        [("c1", "codex", work, "codex"), ("c2", "no-such", work, "no-such"), ("c3", "scripted", "/etc", "/etc")]
+    {
+        let add = ["member", "add", "lobby", handle, "--harness", harness, "--on", "lab", "--cwd", cwd, "--json"];
+        let _ = mesh.home.cli(add).ok();
+        let asked = mesh.lobby().post_with(&format!("@{handle} script:text(no)"), &["--wait"]).json();
+        assert_eq!(asked["turns"][0]["status"], "failed", "{asked}");
+        let run = asked["turns"][0]["message"].as_u64().expect("a run");
+        let finished = mesh.lobby().wait_finished(run);
+        assert!(finished["error"].to_string().contains(words), "{finished}");
+    }
 }
 
 #[test]

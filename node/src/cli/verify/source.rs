@@ -198,7 +198,9 @@ impl Source {
         let mut reader = BufReader::new(File::open(path).map_err(unreadable(path))?);
         let mut next = || read_line(&mut reader).map_err(unreadable(path));
         let first = next()?.unwrap_or_default();
-        let Some(Mark::Export { version, channel, .. }) = mark(&first) else { return Err(no_export("its first line")) };
+        let Some(Mark::Export { version, channel, org }) = mark(&first) else {
+            return Err(no_export("its first line"));
+        };
         if version != VERSION {
             return Err(no_export(&format!("form {version}, and this version reads {VERSION}")));
         }
@@ -219,6 +221,10 @@ impl Source {
             if chain.len() as u64 > CHAIN_LEN_MAX {
                 return Err(no_export("its org's chain is too long"));
             }
+        }
+        let founder = tieline_proto::log::line::split(&chain).next().map(tieline_proto::log::org_id);
+        if founder != Some(org) {
+            return Err(no_export("its first line names another org than its chain"));
         }
         Ok(Self::File { path: path.to_owned(), reader, chain, channel, after_log: None })
     }
