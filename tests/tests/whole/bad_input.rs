@@ -66,9 +66,11 @@ fn bad_input_is_refused_in_words_and_loses_nothing() {
     assert_eq!(mesh.lobby().ask("@bot script:text(after)").answer(), "after");
 
     // The resident's owner decides what runs there, and where: the turn fails in words, and its member lives.
-    for (handle, harness, cwd, words) in
-        [("c1", "codex", work, "codex"), ("c2", "no-such", work, "no-such"), ("c3", "scripted", "/etc", "/etc")]
-    {
+    for (handle, harness, cwd, words) in [
+        ("c1", "codex", work, "codex"),
+        ("c2", "no-such", work, "no-such"),
+        ("c3", "scripted", "/etc", "folders beneath"),
+    ] {
         let add = ["member", "add", "lobby", handle, "--harness", harness, "--on", "lab", "--cwd", cwd, "--json"];
         let _ = mesh.home.cli(add).ok();
         let asked = mesh.lobby().post_with(&format!("@{handle} script:text(no)"), &["--wait"]).json();
