@@ -50,8 +50,8 @@ const CHANGING_TOOLS: &str = "Write,Edit,MultiEdit,NotebookEdit";
 /// Claude's name for "the model that the settings say".
 const DEFAULT_MODEL: &str = "default";
 
-/// How soon after a background sub-agent's report Claude goes on by itself.
-const FOLLOW_UP: Duration = Duration::from_secs(2);
+/// How soon after a background sub-agent's report Claude goes on by itself: at once, but the box may be busy.
+const FOLLOW_UP: Duration = Duration::from_secs(5);
 
 /// A running Claude.
 #[derive(Debug)]
