@@ -422,13 +422,15 @@ impl Node {
         let Some(channel) = self.channels.get(&id) else { return };
         let shared = Arc::clone(&channel.shared);
         let reader = self.reader.clone();
+        let turns = channel.home.iter().flat_map(|home| &home.state().turns);
+        let open = turns.map(|(run, turn)| (*run, turn.attempt)).collect();
         match to {
             FeedTo::Here(out) => {
-                tokio::spawn(Feed { shared, reader, cursor, events, once, out }.run());
+                tokio::spawn(Feed { shared, reader, cursor, open, events, once, out }.run());
             }
             FeedTo::There(node, call) => {
                 let (out, frames) = mpsc::channel(FRAMES_WAITING_MAX);
-                let feed = Feed { shared, reader, cursor, events, once, out };
+                let feed = Feed { shared, reader, cursor, open, events, once, out };
                 self.feed_there(node, call, feed, frames);
             }
         }

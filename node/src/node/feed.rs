@@ -25,6 +25,8 @@ pub struct Feed {
     pub reader: Reader,
     /// The last entry that the subscriber has.
     pub cursor: Seq,
+    /// Turns that go on when it begins: the entry that started one may be behind the cursor.
+    pub open: Vec<(MessageId, Attempt)>,
     /// Whether events are wanted.
     pub events: bool,
     /// Whether it ends when it has caught up.
@@ -43,7 +45,7 @@ impl Feed {
     /// Feeds until the subscriber goes, or to the marker when `once`.
     pub async fn run(mut self) {
         let mut live = self.shared.subscribe();
-        let mut runs = Runs::new();
+        let mut runs: Runs = std::mem::take(&mut self.open).into_iter().map(|(run, at)| (run, (at, 0))).collect();
         if self.shared.head() < self.cursor {
             // The client knows more than this log: it was restored from a backup. Said, never glossed over.
             let head = self.shared.head();

@@ -633,6 +633,7 @@ async fn live(
     for id in node.channels.keys().copied().collect::<Vec<_>>() {
         node.greet(id);
     }
+    node.resident(tieline_proto::turn::Input::LinkUp(me));
     // The ready file names the addresses, and the transport binds them in its own time.
     let deadline = Instant::now() + LISTEN_WAIT;
     while node.net.listening().is_empty() && Instant::now() < deadline {

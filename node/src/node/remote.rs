@@ -33,16 +33,17 @@ impl Node {
     pub(super) fn link_up(&mut self, node: NodeId, name: &str, peer: PeerId, addr: Option<Multiaddr>) {
         tracing::info!(node = %node.short(), name, "link up");
         self.membership.met(node, peer, addr);
-        let hello = self.hello();
-        self.send(node, hello, Vec::new());
+        // The chain goes before the greeting: what the greeting sets off may name a channel that is new here.
         let org = self.membership.org();
         if org.and_then(|org| org.home()) == Some(node) {
             let from = org.map_or(Seq(1), |org| org.seq().next());
             self.send(node, Message::OrgGet { from }, Vec::new());
         }
+        let hello = self.hello();
+        self.send(node, hello, Vec::new());
     }
 
-    /// What this node says first on a link, and again when its attempt journal is another.
+    /// What this node says of itself on a link, and again when its attempt journal is another.
     pub(super) fn hello(&self) -> Message {
         Message::Hello {
             version: VERSION,
@@ -87,6 +88,8 @@ impl Node {
                 for id in self.channels.keys().copied().collect::<Vec<_>>() {
                     self.feed_home(id, Input::LinkUp(node, *mark));
                 }
+                // What ended here while its home was away, or whose end was lost on the way, is told again.
+                self.resident(tieline_proto::turn::Input::LinkUp(node));
                 self.retry_parked(tokio::time::Instant::now());
             }
             Message::Deliver { .. }

@@ -114,12 +114,17 @@ impl Turns {
 impl Node {
     pub(super) fn tell_resident(&mut self, home: NodeId, message: Message, tail: Vec<u8>) {
         if let Message::Kill { channel, member } = &message {
+            if !self.is_home(&home, channel) {
+                tracing::warn!(node = %home.short(), channel = %channel.short(), "a node that is not the home would kill");
+                return;
+            }
             self.agent_tokens.revoke(*channel, *member);
         }
         self.resident(Input::Frame { home, message, tail });
     }
 
-    fn resident(&mut self, input: Input) {
+    /// Feeds the resident's state machine.
+    pub(super) fn resident(&mut self, input: Input) {
         let step = self.turns.resident.handle(input);
         self.submit_resident(step);
     }
@@ -220,11 +225,15 @@ impl Node {
 
     // ---- admission ----
 
+    /// Only the home that the org's chain names may hand out turns of a channel, or end its members' processes.
+    fn is_home(&self, node: &NodeId, channel: &ChannelId) -> bool {
+        let term = self.membership.org().and_then(|org| org.terms(channel).last());
+        term.is_some_and(|term| term.home == *node)
+    }
+
     fn admit(&mut self, id: AttemptId, home: NodeId, spec: MemberSpec, attachments: Vec<Attachment>) {
-        let term = self.membership.org().and_then(|org| org.terms(&id.channel).last());
         let result = match &spec.harness {
-            // Only the home that the org's chain names may hand out turns of a channel.
-            _ if term.is_none_or(|term| term.home != home) => {
+            _ if !self.is_home(&home, &id.channel) => {
                 Err(refusal("not_home", "the org's chain does not name that node as the channel's home"))
             }
             None => Err(refusal("no_harness", "the member has no harness")),
@@ -433,6 +442,7 @@ impl Node {
         for id in self.channels.keys().copied().collect::<Vec<_>>() {
             self.greet(id);
         }
+        self.resident(Input::LinkUp(self.me));
         for node in self.peers.keys().copied().collect::<Vec<_>>() {
             let hello = self.hello();
             self.send(node, hello, Vec::new());

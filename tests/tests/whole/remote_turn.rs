@@ -76,6 +76,42 @@ fn tail_shows_every_event_of_a_remote_turn_in_order() {
     assert_eq!(finished["events"], events.len() as u64, "the log names how many events the journal has");
 }
 
+/// One who comes back in mid-turn gets the turn's events from its first one on, and those that follow.
+#[test]
+fn follower_that_comes_back_in_mid_turn_gets_the_whole_stream() {
+    let plan = Plan::default();
+    let go = plan.work().join("go");
+    let text = format!("#!/bin/sh\necho before\nwhile [ ! -e {} ]; do sleep 0.02; done\necho after\n", go.display());
+    let script = plan.script("waiter", &text);
+    let mesh = plan.command("waiter", [script]).start();
+    mesh.add("bot", "waiter");
+    let saved = mesh.lobby().post("@bot wait");
+    let run = mesh.lobby().wait_started(saved.message);
+    let is_text = |frame: &Value, text: &str| {
+        frame["type"] == "event"
+            && frame["message"] == run
+            && frame["event"]["text"].as_str().is_some_and(|t| t.contains(text))
+    };
+    let head = mesh.lobby().entries().last().and_then(|entry| entry["seq"].as_u64()).expect("entries have a seq");
+    for node in [&mesh.home, &mesh.resident] {
+        let mut tail =
+            node.spawn_cli(["tail", "lobby", "--since", &head.to_string(), "--follow", "--events", "--json"]);
+        let mut next = 0;
+        tail.wait_json("what was said before", |frame| {
+            if frame["type"] == "event" {
+                assert_eq!(frame["index"], next, "{frame}");
+                next += 1;
+            }
+            is_text(frame, "before")
+        });
+    }
+    let mut tail = mesh.lobby().follow(head);
+    tail.wait_json("what was said before", |frame| is_text(frame, "before"));
+    fs::write(&go, "").expect("writable");
+    tail.wait_json("what is said after", |frame| is_text(frame, "after"));
+    let _ = mesh.lobby().wait_finished(run);
+}
+
 #[test]
 fn verify_is_ok_live_on_the_folder_and_on_the_export() {
     let mut mesh = counting_mesh();
