@@ -1,9 +1,10 @@
 //! The data folder: private, held by one node at a time, and of a format that this version knows.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 
@@ -17,6 +18,12 @@ const FORMAT_NAME: &str = "FORMAT";
 
 /// The kernel's lock is on this file; its content names the holder.
 const LOCK_NAME: &str = "lock";
+
+/// How long a holder that is gone may still hold: a child that it was about to start has the lock until it starts.
+const GONE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How often it is looked at again.
+const GONE_LOOK: Duration = Duration::from_millis(5);
 
 /// Why a data folder is not used.
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +75,7 @@ pub struct DataDir {
 }
 
 impl DataDir {
-    /// Takes the folder, and makes it when there is none. Never waits.
+    /// Takes the folder, and makes it when there is none. Does not wait for a node that runs.
     ///
     /// # Errors
     /// When another node has it, a newer version wrote it, or the disk fails.
@@ -92,14 +99,7 @@ impl DataDir {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let mut lock = options.open(&lock_path).map_err(failed(&lock_path))?;
-        if let Err(error) = flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            if error == rustix::io::Errno::WOULDBLOCK {
-                let mut text = String::new();
-                let _ = lock.read_to_string(&mut text);
-                return Err(DirError::AlreadyRunning { path: path.to_owned(), pid: text.trim().parse().ok() });
-            }
-            return Err(failed(&lock_path)(error.into()));
-        }
+        take(path, &mut lock)?;
         // Nothing is written before the format is known to be ours.
         let format_path = path.join(FORMAT_NAME);
         match fs::read_to_string(&format_path) {
@@ -115,6 +115,7 @@ impl DataDir {
             Err(error) => return Err(failed(&format_path)(error)),
         }
         lock.set_len(0).map_err(failed(&lock_path))?;
+        lock.rewind().map_err(failed(&lock_path))?;
         writeln!(lock, "{}", std::process::id()).map_err(failed(&lock_path))?;
         Ok(Self { _lock: lock })
     }
@@ -125,6 +126,31 @@ impl DataDir {
         let Ok(lock) = File::open(path.join(LOCK_NAME)) else { return false };
         flock(&lock, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK)
     }
+}
+
+/// Takes the kernel's lock, unless a process that runs has it.
+fn take(path: &Path, lock: &mut File) -> Result<(), DirError> {
+    let begun = Instant::now();
+    loop {
+        match flock(&*lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
+            Err(rustix::io::Errno::WOULDBLOCK) => {}
+            Err(error) => return Err(DirError::Io { path: path.join(LOCK_NAME), error: error.into() }),
+        }
+        let mut text = String::new();
+        let read = lock.rewind().and_then(|()| lock.read_to_string(&mut text));
+        let pid = read.ok().and_then(|_| text.trim().parse::<u32>().ok());
+        if pid.is_none_or(runs) || begun.elapsed() >= GONE_PATIENCE {
+            return Err(DirError::AlreadyRunning { path: path.to_owned(), pid });
+        }
+        std::thread::sleep(GONE_LOOK);
+    }
+}
+
+/// Whether a process runs.
+fn runs(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+    pid.is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
 }
 
 #[cfg(test)]
@@ -141,6 +167,23 @@ mod tests {
         drop(held);
         assert!(!DataDir::is_held(dir.path()));
         DataDir::open(dir.path()).expect("free again");
+    }
+
+    /// A node that was killed while it started a child: the child holds the lock until it is another program.
+    #[test]
+    fn case_o2_lock_that_a_dead_holders_child_still_has_is_waited_for() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let held = DataDir::open(dir.path()).expect("free");
+        let mut child = std::process::Command::new("true").spawn().expect("spawned");
+        let dead = child.id();
+        child.wait().expect("reaped");
+        fs::write(dir.path().join(LOCK_NAME), format!("{dead}\n")).expect("written");
+        let letting_go = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            drop(held);
+        });
+        DataDir::open(dir.path()).expect("free as soon as the child lets go");
+        letting_go.join().expect("joined");
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub fn org_show(config: &Config) -> Result<view::Org, ApiError> {
     let _held = DataDir::open(&config.data).map_err(|error| super::up::explain(&error.into()))?;
     let layout = Layout::new(&config.data);
     let keys = open::device_keys(&config.data).map_err(|error| super::up::explain(&error))?;
-    let opened = match open::open_org(&layout).map_err(|error| super::up::explain(&error))? {
+    let opened = match open::open_org(&layout, keys.device()).map_err(|error| super::up::explain(&error))? {
         Some(opened) => opened,
         None => open::found(config, &layout, &keys).map_err(|error| super::up::explain(&error))?,
     };
@@ -52,7 +52,7 @@ pub async fn join(
     let _held = DataDir::open(&config.data).map_err(|error| super::up::explain(&error.into()))?;
     let layout = Layout::new(&config.data);
     let keys = Arc::new(open::device_keys(&config.data).map_err(|error| super::up::explain(&error))?);
-    let opened = open::open_org(&layout).map_err(|error| super::up::explain(&error))?;
+    let opened = open::open_org(&layout, keys.device()).map_err(|error| super::up::explain(&error))?;
     let link = check_link(link, opened.as_ref().map(|opened| &opened.org), keys.device())?;
     let name = name.unwrap_or_else(|| config.name.clone());
     let joined = match enrol(config, Arc::clone(&keys), link, name, show).await {
@@ -125,7 +125,7 @@ pub(super) fn adopt(
     residency: Option<&Residency>,
 ) -> Result<(), ApiError> {
     let failed = |error: &dyn std::fmt::Display| ApiError::new(Code::Internal, error.to_string());
-    let before = open::open_org(layout).map_err(|error| failed(&error))?;
+    let before = open::open_org(layout, keys.device()).map_err(|error| failed(&error))?;
     let same = before.as_ref().is_some_and(|opened| opened.org.fingerprint() == joined.org.fingerprint());
     if let Some(opened) = before.filter(|_| !same) {
         set_aside(layout.root(), &opened.org).map_err(|error| failed(&error))?;

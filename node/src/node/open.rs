@@ -185,7 +185,7 @@ pub struct OpenedOrg {
 ///
 /// # Errors
 /// When the chain is not sound.
-pub fn open_org(layout: &Layout) -> Result<Option<OpenedOrg>, StartError> {
+pub fn open_org(layout: &Layout, me: NodeId) -> Result<Option<OpenedOrg>, StartError> {
     let folder = layout.root().join("org").join("log");
     let first = match std::fs::read_dir(&folder) {
         Ok(mut items) => items.next().is_some(),
@@ -196,17 +196,12 @@ pub fn open_org(layout: &Layout) -> Result<Option<OpenedOrg>, StartError> {
     let Some(bytes) = first else { return Ok(None) };
     let Some(line) = log::line::split(&bytes).next() else { return Ok(None) };
     let log = LogId::Org(log::org_id(line));
+    // Its founder writes it; everybody else keeps the founder's lines.
+    let founder = Org::founded(line).ok().and_then(|org| org.home());
+    let keep = if founder == Some(me) { Keep::Home } else { Keep::Copy };
     let mut org: Option<Org> = None;
     let mut fault = None;
-    let open = OpenLog {
-        disk: &RealDisk,
-        layout,
-        log,
-        keep: Keep::Home,
-        homes: Homes::trust_first(),
-        from: None,
-        known: None,
-    };
+    let open = OpenLog { disk: &RealDisk, layout, log, keep, homes: Homes::trust_first(), from: None, known: None };
     let opened = open.open(&mut |entry: Entry, line: &[u8]| {
         let applied = match &mut org {
             None => Org::founded(line).map(|founded| org = Some(founded)),
@@ -238,7 +233,7 @@ pub fn found(config: &Config, layout: &Layout, keys: &DeviceKeys) -> Result<Open
     let log = LogId::Org(founding.org.fingerprint());
     let commit = Commit { token: 1, logs: vec![(log, founding.entries)], ..Commit::default() };
     write_org(layout, keys, log, commit)?;
-    open_org(layout)?.ok_or_else(|| unsound(&"the org that was just founded cannot be read"))
+    open_org(layout, keys.device())?.ok_or_else(|| unsound(&"the org that was just founded cannot be read"))
 }
 
 /// Keeps the org that this device was enrolled in.
@@ -456,7 +451,7 @@ async fn live(
     check_keys(&config.data)?;
     let keys = Arc::new(device_keys(&config.data)?);
     let me = keys.device();
-    let opened = match open_org(&layout)? {
+    let opened = match open_org(&layout, me)? {
         Some(opened) => opened,
         None => found(config, &layout, &keys)?,
     };

@@ -312,3 +312,20 @@ fn turn_in_a_channel_made_while_its_resident_was_away_runs_when_it_is_back() {
     let finished = second.wait_finished(second.wait_started(saved.message));
     assert_eq!((&finished["status"], &finished["text"]), (&"completed".into(), &"here".into()), "{finished}");
 }
+
+/// What a resident learns of the org is on its own disk: it knows its channels with the home away.
+#[test]
+fn resident_keeps_what_it_learns_of_the_org() {
+    let mut mesh = scripted();
+    let _ = mesh.home.cli(["channel", "create", "second", "--json"]).ok();
+    let knows = |mesh: &Mesh| {
+        let status = mesh.resident.status();
+        let channels = status["channels"].as_array().cloned().unwrap_or_default();
+        channels.iter().any(|channel| channel["name"] == "second").then_some(())
+    };
+    until("the resident to hear of the channel", || knows(&mesh));
+    mesh.home.stop();
+    mesh.resident.crash();
+    assert!(knows(&mesh).is_some(), "{}", mesh.resident.status());
+    assert!(!mesh.resident.log().contains("could not be made durable"), "{}", mesh.resident.log());
+}
