@@ -5,6 +5,7 @@
 //! | [`wait`] | waiting for facts, never for times |
 //! | [`process`] | a child process, its lines and its end |
 //! | [`node`] | one node: start, stop, `kill -9`, restart, its command line |
+//! | [`socket`] | a client of a node's own socket |
 //! | [`mesh`] | a home and a resident, paired by the command line |
 //! | [`view`] | what a channel shows: entries, turns, cards |
 //! | [`model`] | the offline model that real agents are pointed at |
@@ -24,6 +25,7 @@ pub mod mesh;
 pub mod model;
 pub mod node;
 pub mod process;
+pub mod socket;
 pub mod view;
 pub mod wait;
 

@@ -84,6 +84,15 @@ impl Process {
         writeln!(stdin, "{line}").and_then(|()| stdin.flush()).unwrap_or_else(|e| panic!("{}: {e}", self.what));
     }
 
+    /// Writes text to its stdin as it is.
+    ///
+    /// # Panics
+    /// When its stdin is closed.
+    pub fn write_text(&mut self, text: &str) {
+        let stdin = self.stdin.as_mut().expect("stdin is open");
+        stdin.write_all(text.as_bytes()).unwrap_or_else(|e| panic!("{}: {e}", self.what));
+    }
+
     /// Closes its stdin.
     pub fn close_stdin(&mut self) {
         self.stdin = None;

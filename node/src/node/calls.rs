@@ -24,6 +24,15 @@ use crate::store::SealedBatch;
 /// Bytes of an attachment in one request.
 pub(super) const PIECE_LEN: usize = 512 * 1024;
 
+/// How long another node may take to answer a call. The longest waits for a disk there.
+const ANSWER_WAIT: std::time::Duration = std::time::Duration::from_secs(60);
+
+/// Longest folder of a member: what paths can be.
+const CWD_LEN_MAX: usize = 4096;
+
+/// Longest name of a model.
+const MODEL_LEN_MAX: usize = 256;
+
 /// A request that waits for its entry to be durable.
 #[derive(Debug)]
 pub(super) struct Waiting {
@@ -247,7 +256,7 @@ impl Node {
                 let post = Post { text, reply_to, attachments };
                 self.post(id, by, Auth::Home, post, client, run, reply);
             }
-            Request::MemberAdd { member, client, .. } => match self.member_spec(id, &caller, member) {
+            Request::MemberAdd { member, client, .. } => match self.member_spec(&caller, member) {
                 Ok(spec) => self.operate(id, by, Op::MemberAdd { spec, client }, Asked::Member(id, None), reply),
                 Err(error) => self.reply(reply, Err(error)),
             },
@@ -264,6 +273,11 @@ impl Node {
                 let before = self.held_view(id, message);
                 let op = Op::Hold { message, release, may_run_twice };
                 self.operate(id, by, op, Asked::Card(id, before.map(Box::new)), reply);
+            }
+            Request::BlobPut { .. } if self.channels.get(&id).is_none_or(|channel| channel.home.is_none()) => {
+                let reason = self.channels.get(&id).and_then(|channel| channel.read_only.as_deref());
+                let error = super::commit::read_only(reason);
+                self.reply(reply, Err(error));
             }
             Request::BlobPut { hash, size, offset, data, .. } => match decode(&data) {
                 Ok(bytes) => self.blob_put(id, hash, size, offset, &bytes, reply),
@@ -319,7 +333,8 @@ impl Node {
         run: Option<MessageId>,
         reply: ReplyTo,
     ) {
-        let missing = post.attachments.iter().find(|file| !self.reader.layout().blob(id, file.hash).exists());
+        let length = |hash| self.reader.blob_file(id, hash).ok()??.len().ok();
+        let missing = post.attachments.iter().find(|file| length(file.hash) != Some(file.size));
         if let Some(file) = missing {
             let error = ApiError::new(Code::NotFound, format!("the content of {:?} was not sent", file.name));
             return self.reply(reply, Err(error.hint("tieline post CHANNEL TEXT --attach FILE")));
@@ -391,15 +406,18 @@ impl Node {
 
     /// Whether a caller may ask this of a channel whose home is here, and the member it speaks for.
     fn may(&self, caller: &Caller, id: ChannelId, request: &Request) -> Result<Option<MemberId>, ApiError> {
-        let Some(home) = self.channels.get(&id).and_then(|channel| channel.home.as_ref()) else {
-            // It can still be read.
-            return Ok(None);
+        // Without its state a channel can still be read, by those who may.
+        let home = self.channels.get(&id).and_then(|channel| channel.home.as_ref());
+        let by_device = |device: &NodeId| {
+            let state = home?.state();
+            state.by_device(device).or_else(|| state.by_device(&self.me))
         };
         match caller {
-            Caller::Owner => Ok(home.state().by_device(&self.me)),
+            Caller::Owner => Ok(by_device(&self.me)),
             Caller::Agent { channel, member, .. } => {
-                let own = *channel == id && home.state().members.get(member).is_some_and(|member| !member.removed);
-                if own && is_for_agents(request) {
+                let left =
+                    home.is_some_and(|home| home.state().members.get(member).is_none_or(|member| member.removed));
+                if *channel == id && !left && is_for_agents(request) {
                     Ok(Some(*member))
                 } else {
                     Err(ApiError::new(Code::Refused, "an agent reads and posts in its own channel, and nothing else"))
@@ -408,7 +426,7 @@ impl Node {
             Caller::Device(device) => {
                 let action = action_of(request);
                 if self.membership.org().is_some_and(|org| org.may(device, action)) {
-                    Ok(home.state().by_device(device).or_else(|| home.state().by_device(&self.me)))
+                    Ok(by_device(device))
                 } else {
                     let name = self.node_name(device);
                     Err(ApiError::new(Code::Refused, format!("{name} may not do that with its role"))
@@ -453,18 +471,13 @@ impl Node {
         if let Some(turn) = home.and_then(|home| home.state().turns.get(&message)) {
             return Some(turn.attempt);
         }
-        let seq = self.index.message(id, message)?.end?;
-        let line = self.reader.entry(tieline_proto::log::LogId::Channel(id), seq).ok()??;
-        match tieline_proto::log::Line::parse(&line) {
-            Ok(tieline_proto::log::Line::Entry(entry)) => match entry.body {
-                tieline_proto::entry::Body::TurnFinished { attempt, .. } => Some(attempt),
-                _ => None,
-            },
+        match self.reader.end(id, message).ok()??.body {
+            tieline_proto::entry::Body::TurnFinished { attempt, .. } => Some(attempt),
             _ => None,
         }
     }
 
-    fn member_spec(&self, id: ChannelId, caller: &Caller, member: NewMember) -> Result<MemberSpec, ApiError> {
+    fn member_spec(&self, caller: &Caller, member: NewMember) -> Result<MemberSpec, ApiError> {
         let NewMember { handle, kind, harness, on, cwd, model, policy } = member;
         let handle = Handle::new(&handle).map_err(invalid)?;
         let node = match (kind, on) {
@@ -485,7 +498,8 @@ impl Node {
         {
             self.turns.check_harness(harness)?;
         }
-        let _ = id;
+        check_len("folder", cwd.as_deref(), CWD_LEN_MAX)?;
+        check_len("model", model.as_deref(), MODEL_LEN_MAX)?;
         Ok(MemberSpec { kind, handle, harness, node, cwd, model, policy, devices: Vec::new() })
     }
 
@@ -507,7 +521,11 @@ impl Node {
             MemberAct::Kill => Op::MemberKill(member),
             MemberAct::Revive => Op::MemberRevive(member),
             MemberAct::Remove => Op::MemberRemove(member),
-            MemberAct::Configure { model, policy, cwd } => Op::MemberConfigure { member, model, policy, cwd },
+            MemberAct::Configure { model, policy, cwd } => {
+                check_len("folder", cwd.as_deref(), CWD_LEN_MAX)?;
+                check_len("model", model.as_deref(), MODEL_LEN_MAX)?;
+                Op::MemberConfigure { member, model, policy, cwd }
+            }
         };
         Ok((member, op))
     }
@@ -537,10 +555,12 @@ impl Node {
             }
             _ => None,
         };
-        let request = self.with_spec_on_this_node(request);
-        let auth = match &request {
+        let mut request = self.with_spec_on_this_node(request);
+        let auth = match &mut request {
             Request::Post { text, reply_to, attachments, client, .. } => {
-                let post = Post { text: text.clone(), reply_to: *reply_to, attachments: attachments.clone() };
+                // What is signed is what counts: it is not sent twice.
+                let (text, attachments) = (std::mem::take(text), std::mem::take(attachments));
+                let post = Post { text, reply_to: *reply_to, attachments };
                 match self.sign_draft(id, agent, client.clone(), post) {
                     Ok(auth) => Some(auth),
                     Err(error) => return self.reply(reply, Err(error)),
@@ -550,8 +570,12 @@ impl Node {
         };
         let call = self.next_call;
         self.next_call += 1;
-        let tail = serde_json::to_vec(&request).unwrap_or_default();
-        let message = tieline_proto::link::Message::Call { call, agent, auth };
+        let mut tail = json!({ "request": request });
+        if let Some(auth) = auth {
+            tail["auth"] = to_value(&auth);
+        }
+        let tail = tail.to_string().into_bytes();
+        let message = tieline_proto::link::Message::Call { call, agent };
         if let Err(error) = self.net.send(home, message, tail) {
             let home = self.node_name(&home);
             let error = ApiError::new(Code::Unreachable, format!("{home} can't be reached: {error}"));
@@ -561,7 +585,8 @@ impl Node {
             Some(FeedTo::Here(sender)) => Some(self.local_feed(home, call, sender)),
             _ => None,
         };
-        self.forwarded.insert(call, Forwarded { node: home, reply: Some(reply), feed });
+        let until = Instant::now() + ANSWER_WAIT;
+        self.forwarded.insert(call, Forwarded { node: home, reply: Some(reply), feed, until });
     }
 
     /// "This box" means the asking one, also when the home is another.
@@ -795,6 +820,13 @@ const fn action_of(request: &Request) -> Action {
         Request::MemberAct { .. } | Request::MemberAdd { .. } => Action::ManageMembers,
         Request::ChannelArchive { .. } => Action::ManageChannels,
         _ => Action::Read,
+    }
+}
+
+fn check_len(what: &str, text: Option<&str>, max: usize) -> Result<(), ApiError> {
+    match text.map_or(0, str::len) {
+        len if len > max => Err(ApiError::new(Code::Limit, format!("a {what} has at most {max} bytes, not {len}"))),
+        _ => Ok(()),
     }
 }
 

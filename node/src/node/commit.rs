@@ -12,9 +12,10 @@ use tokio::time::Instant;
 
 use super::channel::{Live, Pending, seal_frame};
 use super::{Node, Owner, REOPEN_EVERY, Work};
+use crate::net::SendError;
 use crate::store::index::ClientKey;
 use crate::store::{
-    BlobPut, BlobSource, Command, Commit, Index, JournalAppend, JournalId, Reader, Reason, Report, SealedBatch, Target,
+    BlobPut, BlobSource, Command, Commit, JournalAppend, JournalId, Reader, Reason, Report, SealedBatch, Target,
 };
 
 /// Bytes read of a log at once.
@@ -23,24 +24,18 @@ const CHUNK_LEN: usize = 64 * 1024;
 /// Old messages of one channel, from the index and the log.
 struct Lookup<'a> {
     channel: ChannelId,
-    index: &'a Index,
     reader: &'a Reader,
 }
 
 impl History for Lookup<'_> {
     fn posted(&self, by: Option<MemberId>, auth: &Auth, client: &ClientId) -> Option<(MessageId, Seq)> {
-        let placed = self.index.client(self.channel, &ClientKey::author(auth, by, client))?;
+        let placed = self.reader.placed(self.channel, &ClientKey::author(auth, by, client)).ok()??;
         Some((placed.message?, placed.seq))
     }
 
     fn cited(&self, message: MessageId) -> Option<Cited> {
-        let places = self.index.message(self.channel, message)?;
-        let seq = places.end.unwrap_or(places.first);
-        let line = self.reader.entry(LogId::Channel(self.channel), seq).ok()??;
-        match Line::parse(&line) {
-            Ok(Line::Entry(entry)) => Cited::of(entry.by, &entry.body).map(|(_, cited)| cited),
-            _ => None,
-        }
+        let entry = self.reader.end(self.channel, message).ok()??;
+        Cited::of(entry.by, &entry.body).map(|(_, cited)| cited)
     }
 }
 
@@ -56,7 +51,7 @@ impl Node {
             }
             return;
         };
-        let history = Lookup { channel: id, index: &self.index, reader: &self.reader };
+        let history = Lookup { channel: id, reader: &self.reader };
         let mut context = Context {
             now,
             lamport: &mut self.lamport,
@@ -265,8 +260,14 @@ impl Node {
         if node == self.me {
             self.work.push_back(Work::ToResident(node, message, tail));
         } else if let Err(error) = self.net.send(node, message, tail) {
-            // The link is down: both sides take up where they stand when it is back.
-            tracing::debug!(node = %node.short(), %error, "a frame was not sent");
+            match error {
+                // The link is down: both sides take up where they stand when it is back.
+                SendError::NoLink | SendError::Overflow => {
+                    tracing::debug!(node = %node.short(), %error, "a frame was not sent");
+                }
+                // Whatever goes into a frame is bounded where it comes in.
+                error => tracing::error!(node = %node.short(), %error, "a frame that cannot be sent"),
+            }
         }
     }
 

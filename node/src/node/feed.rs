@@ -94,6 +94,7 @@ impl Feed {
                 End
             })?;
             let Some(chunk) = chunk else { break };
+            let before = self.cursor;
             for line in chunk.lines() {
                 match Line::parse(line) {
                     Ok(Line::Entry(entry)) if entry.seq <= self.cursor || entry.seq > self.shared.head() => {}
@@ -109,6 +110,10 @@ impl Feed {
                     }
                     Ok(Line::Seal(_)) | Err(_) => {}
                 }
+            }
+            if self.cursor == before {
+                tracing::warn!(channel = %self.shared.id.short(), after = %before, "a log cannot be read on from here");
+                return Err(End);
             }
         }
         if self.events {

@@ -56,7 +56,7 @@ pub use up::up;
 use crate::config::Config;
 use crate::handle::{ApiCall, Caller, NodeHandle};
 use crate::net::{Net, NetEvent, NetEvents, OrgView};
-use crate::store::{Command, Index, JournalId, Reader, Report, Writer};
+use crate::store::{Command, JournalId, Reader, Report, Writer};
 use channel::Channel;
 use membership::Membership;
 use outlet::{LocalFrame, Outlet};
@@ -108,6 +108,8 @@ struct Forwarded {
     node: NodeId,
     reply: Option<ReplyTo>,
     feed: Option<mpsc::Sender<Arc<str>>>,
+    /// When the answer is no longer waited for.
+    until: Instant,
 }
 
 /// What one part of this node says to another, in order.
@@ -124,6 +126,8 @@ enum Done {
     Admitted(turns::Admitted),
     /// This node was enrolled in an org.
     Joined(pairing::JoinDone),
+    /// The reader of another node's feed, or the feed, is gone.
+    FeedGone(NodeId, u64),
 }
 
 /// A running node.
@@ -141,7 +145,6 @@ struct Node {
 
     writer: Writer,
     reader: Reader,
-    index: Index,
     next_token: u64,
     /// Commands that the writer has no room for.
     backlog: VecDeque<Command>,
@@ -199,40 +202,44 @@ struct Sources {
 
 impl Node {
     /// Runs until the node is told to stop.
-    async fn drive(&mut self, sources: &mut Sources) {
+    async fn drive(&mut self, sources: &mut Sources) -> Result<(), StartError> {
         self.work_off();
         while !self.stop.is_cancelled() {
+            // Finishing what was begun goes before beginning anything.
+            while let Ok(report) = sources.reports.try_recv() {
+                self.report(report);
+                self.work_off();
+            }
+            self.drain_backlog();
             let sleep = tokio::time::sleep_until(self.next_due());
             let stop = self.stop.clone();
+            // While the disk is behind nothing new begins: what waits then waits where its sender feels it.
+            let room = self.backlog.is_empty();
+            // By chance and not by rank: neither a busy link nor a busy door keeps the other waiting.
             tokio::select! {
-                biased;
                 () = stop.cancelled() => break,
-                // Finishing what was begun goes before beginning anything.
-                Some(report) = sources.reports.recv() => {
-                    self.report(report);
-                    // The writer reports one commit after the other; they belong together.
-                    while let Ok(report) = sources.reports.try_recv() {
-                        self.report(report);
-                    }
-                }
-                Some(news) = sources.news.recv() => self.runner_news(news),
-                Some(done) = sources.done.recv() => self.done(done),
-                event = sources.net.recv() => match event {
-                    Some(event) => self.net_event(event),
-                    None => break,
+                report = sources.reports.recv() => match report {
+                    Some(report) => self.report(report),
+                    None => return Err(StartError::Unsound("the writer ended; logs/last-crash.txt may say why".to_owned())),
                 },
-                Some((message, tail)) = sources.local.recv() => {
+                Some(done) = sources.done.recv() => self.done(done),
+                Some(news) = sources.news.recv(), if room => self.runner_news(news),
+                event = sources.net.recv(), if room => match event {
+                    Some(event) => self.net_event(event),
+                    None => return Err(StartError::Unsound("the network ended; logs/last-crash.txt may say why".to_owned())),
+                },
+                Some((message, tail)) = sources.local.recv(), if room => {
                     self.work.push_back(Work::ToHome(self.me, message, tail));
                 }
-                Some(call) = sources.calls.recv() => {
+                Some(call) = sources.calls.recv(), if room => {
                     let ApiCall { caller, request, reply, feed } = call;
                     self.call(caller, request, ReplyTo::Here(reply), feed.map(FeedTo::Here));
                 }
                 () = sleep => self.tick(),
             }
             self.work_off();
-            self.drain_backlog();
         }
+        Ok(())
     }
 
     /// Takes what the parts of this node have said to each other to where it belongs.
@@ -262,12 +269,14 @@ impl Node {
         match done {
             Done::Admitted(admitted) => self.admitted(admitted),
             Done::Joined(done) => self.joined(done),
+            Done::FeedGone(node, call) => self.feed_gone(node, call),
         }
     }
 
     fn tick(&mut self) {
         let now = Instant::now();
         self.retry_parked(now);
+        self.expire_forwarded(now);
         if self.reopen_at.is_some_and(|at| at <= now) {
             self.reopen_at = None;
             self.reopen();

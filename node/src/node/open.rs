@@ -594,7 +594,6 @@ async fn live(
         wall: Arc::new(wall_clock),
         writer,
         reader,
-        index,
         next_token: 1,
         backlog: VecDeque::new(),
         tokens: BTreeMap::new(),
@@ -640,9 +639,10 @@ async fn live(
     tracing::info!(
         node = %me.short(), name = node.config.name, api = node.api, ms = started.elapsed().as_millis() as u64, "up"
     );
-    node.drive(&mut sources).await;
+    let driven = node.drive(&mut sources).await;
     node.close(sources).await;
     drop(doors);
+    driven?;
     Ok(node.pairing.joined.take())
 }
 
@@ -818,6 +818,7 @@ impl Node {
                 Ok(Some(report)) => {
                     self.report(report);
                     self.work_off();
+                    self.drain_backlog();
                 }
                 _ => break,
             }

@@ -9,8 +9,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::io::{Admission, Effect, Input, Refusal, ResidentStep};
 use super::record::{Line, Record, RestoreError, RunEvidence};
 use crate::entry::{Attachment, JournalMark, MemberSpec};
+use crate::event::Answer;
 use crate::id::{Attempt, ChannelId, Hash, Incarnation, MemberId, MessageId, NodeId};
 use crate::link::{Asked, AttemptId, Message, Verdict};
+use crate::wire::frame::TAIL_LEN_MAX;
+use crate::wire::json::{self as gate, Limits};
 
 /// Attempts open at once, over all homes. A home with more members than that waits.
 pub(super) const ATTEMPTS_MAX: usize = 1024;
@@ -265,7 +268,10 @@ impl Resident {
                 }
             }
             Message::Stop { id } if self.is_ours(home, &id) => self.stop(step, home, id),
-            Message::Answer { id, ask, answer, digest } if self.is_ours(home, &id) => {
+            Message::Answer { id, ask, digest } if self.is_ours(home, &id) => {
+                let answer = gate::check(&tail, Limits::text(TAIL_LEN_MAX)).ok();
+                // A home that sends what is no answer is broken; the question stays open.
+                let Some(answer) = answer.and_then(|text| serde_json::from_str::<Answer>(text).ok()) else { return };
                 let fresh = match self.attempts.get_mut(&id).map(|attempt| &mut attempt.phase) {
                     // Given once: a home repeats an answer whose confirmation was lost.
                     Some(Phase::Running(_, answers)) => {

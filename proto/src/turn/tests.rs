@@ -64,7 +64,11 @@ impl Rig {
     }
 
     fn hear(&mut self, home: NodeId, message: Message) -> Vec<Effect> {
-        self.feed(Input::Frame { home, message, tail: PAYLOAD.to_vec() })
+        let tail = match &message {
+            Message::Answer { .. } => serde_json::to_vec(&yes()).unwrap(),
+            _ => PAYLOAD.to_vec(),
+        };
+        self.feed(Input::Frame { home, message, tail })
     }
 
     fn deliver(&mut self, id: AttemptId) -> Vec<Effect> {
@@ -285,7 +289,7 @@ fn another_home_learns_nothing_and_changes_nothing() {
     let frames = [
         Message::Stop { id: id(1, 1) },
         Message::FinishedAck { id: id(1, 1) },
-        Message::Answer { id: id(1, 1), ask: "q".to_owned(), answer: yes(), digest: None },
+        Message::Answer { id: id(1, 1), ask: "q".to_owned(), digest: None },
         Message::Kill { channel: id(1, 1).channel, member: MemberId(1) },
         delivery(id(1, 1), 1, PAYLOAD),
     ];
@@ -519,11 +523,13 @@ fn a_stop_reaches_the_harness_or_keeps_the_payload_from_it() {
 #[test]
 fn an_answer_reaches_the_harness_once() {
     let mut rig = Rig::new();
-    let answer = |ask: &str| Message::Answer { id: id(1, 1), ask: ask.to_owned(), answer: yes(), digest: None };
+    let answer = |ask: &str| Message::Answer { id: id(1, 1), ask: ask.to_owned(), digest: None };
     let moot = |ask: &str| vec![Effect::Send(HOME, Message::AnswerOk { id: id(1, 1), ask: ask.to_owned() })];
     rig.accept(id(1, 1));
     assert_eq!(rig.hear(HOME, answer("q")), moot("q"), "nothing has been asked");
     rig.feed(Input::AcceptedDurable(id(1, 1)));
+    let broken = Input::Frame { home: HOME, message: answer("q"), tail: b"{".to_vec() };
+    assert_eq!(rig.feed(broken), Vec::new(), "what is no answer leaves the question open");
     assert!(matches!(rig.hear(HOME, answer("q"))[..], [Effect::Answer { .. }]));
     assert_eq!(rig.hear(HOME, answer("q")), moot("q"));
     assert!(matches!(rig.hear(HOME, answer("q2"))[..], [Effect::Answer { .. }]));

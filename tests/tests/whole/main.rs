@@ -1,6 +1,7 @@
 //! Tests of whole binaries, in one test binary so that they link once.
 
 mod bad_input;
+mod between;
 mod disk;
 mod first_minutes;
 mod five_faults;

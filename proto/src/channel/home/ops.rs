@@ -405,6 +405,9 @@ fn check_answer(ask: &EventAsk, answer: &Answer) -> Result<(), OpError> {
     if answer.choice.len() > 1 && !ask.multi {
         return Err(ApiError::new(Code::Invalid, "only one label may be chosen"));
     }
+    if answer.choice.len() > ask.options.len() {
+        return Err(ApiError::new(Code::Invalid, "a label is chosen once"));
+    }
     if answer.text.as_ref().is_some_and(|text| text.len() > POST_LEN_MAX) {
         return Err(ApiError::new(Code::Limit, format!("the text is over {POST_LEN_MAX} bytes")));
     }

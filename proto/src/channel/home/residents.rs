@@ -314,8 +314,10 @@ impl Home {
             let id = AttemptId { channel: self.state.id, run: *run, attempt: *attempt };
             let answer = Answer { choice: choice.clone(), text: text.clone() };
             let digest = ask.action.as_ref().map(|action| Hash::of(action.as_bytes()));
-            let message = Message::Answer { id, ask: ask.id.clone(), answer, digest };
-            step.effects.push(Effect::Send(node, message, Vec::new()));
+            let message = Message::Answer { id, ask: ask.id.clone(), digest };
+            let answer = serde_json::to_vec(&answer);
+            debug_assert!(answer.is_ok(), "answers serialize: {answer:?}");
+            step.effects.push(Effect::Send(node, message, answer.unwrap_or_default()));
         }
     }
 
