@@ -133,5 +133,5 @@ pub fn row(channel: &Channel) -> Vec<String> {
         (None, true) => "archived".to_owned(),
         (None, false) => String::new(),
     };
-    vec![channel.name.clone(), role, format!("seq {}", channel.head.seq), state]
+    vec![channel.name.clone(), role, channel.head.map_or_else(String::new, |head| format!("seq {}", head.seq)), state]
 }

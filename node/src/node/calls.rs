@@ -568,6 +568,7 @@ impl Node {
             }
             _ => None,
         };
+        let shows = matches!(request, Request::ChannelShow { .. });
         let call = self.next_call;
         self.next_call += 1;
         let mut tail = json!({ "request": request });
@@ -586,7 +587,9 @@ impl Node {
             _ => None,
         };
         let until = Instant::now() + ANSWER_WAIT;
-        self.forwarded.insert(call, Forwarded { node: home, reply: Some(reply), feed, until });
+        // The far side answers with what it is to the channel; asked here, it is what this node is.
+        let role = shows.then(|| self.role_elsewhere());
+        self.forwarded.insert(call, Forwarded { node: home, reply: Some(reply), feed, until, role });
     }
 
     /// "This box" means the asking one, also when the home is another.
@@ -647,16 +650,21 @@ impl Node {
             list.push(view::Channel {
                 id,
                 name: term.name.as_str().to_owned(),
-                role: if self.turns.is_resident() { ChannelRole::Resident } else { ChannelRole::Device },
+                role: self.role_elsewhere(),
                 home: term.home,
-                head: Head { seq: tieline_proto::id::Seq(0), hash: Hash::ZERO },
-                lamport: tieline_proto::id::Lamport(0),
+                head: None,
+                lamport: None,
                 archived: false,
                 read_only: None,
             });
         }
         list.sort_by(|a, b| (&a.name, a.id).cmp(&(&b.name, b.id)));
         list
+    }
+
+    /// What this node is to a channel whose home is another.
+    fn role_elsewhere(&self) -> ChannelRole {
+        if self.turns.is_resident() { ChannelRole::Resident } else { ChannelRole::Device }
     }
 
     fn channel_view(&self, id: ChannelId) -> Option<view::Channel> {
@@ -669,8 +677,8 @@ impl Node {
             name: name.unwrap_or("?").to_owned(),
             role: ChannelRole::Home,
             home: self.me,
-            head: Head { seq: channel.head.seq, hash: channel.head.hash },
-            lamport: channel.head.lamport,
+            head: Some(Head { seq: channel.head.seq, hash: channel.head.hash }),
+            lamport: Some(channel.head.lamport),
             archived: state.is_some_and(|state| state.archived),
             read_only: channel.read_only.clone(),
         })

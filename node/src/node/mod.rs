@@ -45,6 +45,7 @@ use tieline_proto::entry::JournalMark;
 use tieline_proto::id::{ChannelId, Lamport, NodeId};
 use tieline_proto::link::Message;
 use tieline_proto::time::{Millis, Now};
+use tieline_proto::view::ChannelRole;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -110,6 +111,8 @@ struct Forwarded {
     feed: Option<mpsc::Sender<Arc<str>>>,
     /// When the answer is no longer waited for.
     until: Instant,
+    /// What to say that this node is to the channel.
+    role: Option<ChannelRole>,
 }
 
 /// What one part of this node says to another, in order.

@@ -315,7 +315,12 @@ impl Node {
             gate::check(tail, Limits { nodes_max: 200_000, ..Limits::text(tieline_proto::wire::frame::FRAME_LEN_MAX) });
         let answer = answer.ok().and_then(|text| serde_json::from_str(text).ok());
         let result = match answer {
-            Some(Answer::Ok(value)) => Ok(value),
+            Some(Answer::Ok(mut value)) => {
+                if let (Some(role), Some(channel)) = (forwarded.role, value.as_object_mut()) {
+                    channel.insert("role".to_owned(), json!(role));
+                }
+                Ok(value)
+            }
             Some(Answer::Error(error)) => Err(error),
             None => Err(ApiError::new(Code::Internal, "the home's answer cannot be read")),
         };

@@ -199,6 +199,7 @@ impl Node {
                 }
                 Effect::Forget(id) => {
                     self.turns.pumps.remove(&id);
+                    self.turns.stops.remove(&id);
                     self.submit_command(Command::RemoveJournal(JournalId::Attempt(id)));
                 }
             }
@@ -435,6 +436,7 @@ impl Node {
             }
             Err(error) => {
                 self.turns.stopped = Some(error.to_string());
+                self.reopen_at.get_or_insert_with(|| tokio::time::Instant::now() + super::REOPEN_EVERY);
                 return;
             }
         }
