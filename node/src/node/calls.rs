@@ -132,7 +132,14 @@ impl Node {
             }
             Request::OrgShow {} => self.org_show(),
             Request::ChannelCreate { name, client } => return self.create_channel(&name, client, reply),
-            Request::ChannelList {} => Ok(to_value(&self.channel_list())),
+            Request::ChannelList {} => {
+                let mut list = self.channel_list();
+                // An agent sees the channel that it is a member of.
+                if let Caller::Agent { channel, .. } = &caller {
+                    list.retain(|shown| shown.id == *channel);
+                }
+                Ok(to_value(&list))
+            }
             Request::Inbox { channel: None } => {
                 let homes = self.channels.values().filter_map(|channel| channel.home.as_ref());
                 Ok(to_value(&homes.flat_map(views::cards).collect::<Vec<_>>()))
