@@ -1,0 +1,163 @@
+//! The data folder before a node runs on it: its keys, and the org's chain.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use libp2p::identity::Keypair;
+use rand_core::Rng;
+use tieline_proto::crypto::keys::{DeviceKeys, RootKey};
+use tieline_proto::crypto::link_key::LinkKey;
+use tieline_proto::entry::Entry;
+use tieline_proto::id::{NodeId, Seq};
+use tieline_proto::log::{self, Homes, LogId};
+use tieline_proto::org::Org;
+
+use super::open::{StartError, io, os_rng, unsound, wall_clock};
+use crate::config::Config;
+use crate::keys;
+use crate::store::{Command, Commit, Core, Index, Keep, Layout, OpenLog, OpenedLog, RealDisk, Report};
+
+/// This device's keys, made when there are none.
+///
+/// # Errors
+/// When the file cannot be used or written.
+pub fn device_keys(data: &Path) -> Result<DeviceKeys, StartError> {
+    let path = data.join("keys").join("device");
+    if let Some(bytes) = keys::read(&path)? {
+        return DeviceKeys::from_secret_bytes(&bytes).map_err(|error| unsound(&error));
+    }
+    let keys = DeviceKeys::generate(&mut os_rng()?);
+    keys::write(&path, &keys.to_secret_bytes()).map_err(io("writing the device's key"))?;
+    Ok(keys)
+}
+
+/// The transport's own key. It carries no authority.
+pub(super) fn transport_key(data: &Path) -> Result<Keypair, StartError> {
+    let path = data.join("keys").join("transport");
+    if let Some(bytes) = keys::read(&path)? {
+        let mut bytes = bytes.to_vec();
+        return Keypair::ed25519_from_bytes(&mut bytes[..]).map_err(|error| unsound(&error));
+    }
+    let mut secret = [0; 32];
+    os_rng()?.fill_bytes(&mut secret);
+    keys::write(&path, &secret).map_err(io("writing the transport's key"))?;
+    Keypair::ed25519_from_bytes(secret).map_err(|error| unsound(&error))
+}
+
+/// Refuses to start on a secret that others can read, also one that is not needed now.
+pub(super) fn check_keys(data: &Path) -> Result<(), StartError> {
+    let Ok(items) = std::fs::read_dir(data.join("keys")) else { return Ok(()) };
+    for item in items {
+        let path = item.map_err(io("reading the keys' folder"))?.path();
+        if path.is_file() {
+            keys::read(&path)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn link_key_path(data: &Path) -> PathBuf {
+    data.join("keys").join("link")
+}
+
+/// The org of a data folder, opened and folded.
+pub struct OpenedOrg {
+    /// The fold.
+    pub org: Org,
+    /// The chain's log.
+    pub log: OpenedLog,
+}
+
+/// The org of a data folder; `None` when it has none yet.
+///
+/// # Errors
+/// When the chain is not sound.
+pub fn open_org(layout: &Layout, me: NodeId) -> Result<Option<OpenedOrg>, StartError> {
+    let folder = layout.root().join("org").join("log");
+    let first = match std::fs::read_dir(&folder) {
+        Ok(mut items) => items.next().is_some(),
+        Err(_) => false,
+    };
+    let path = layout.segment(LogId::Org(tieline_proto::id::OrgId([0; 16])), Seq(1));
+    let first = if first { std::fs::read(&path).ok() } else { None };
+    let Some(bytes) = first else { return Ok(None) };
+    let Some(line) = log::line::split(&bytes).next() else { return Ok(None) };
+    let log = LogId::Org(log::org_id(line));
+    // Its founder writes it; everybody else keeps the founder's lines.
+    let founder = Org::founded(line).ok().and_then(|org| org.home());
+    let keep = if founder == Some(me) { Keep::Home } else { Keep::Copy };
+    let mut org: Option<Org> = None;
+    let mut fault = None;
+    let open = OpenLog { disk: &RealDisk, layout, log, keep, homes: Homes::trust_first(), from: None, known: None };
+    let opened = open.open(&mut |entry: Entry, line: &[u8]| {
+        let applied = match &mut org {
+            None => Org::founded(line).map(|founded| org = Some(founded)),
+            Some(org) => org.apply(&entry),
+        };
+        if let Err(error) = applied {
+            fault.get_or_insert(error);
+        }
+    })?;
+    if let Some(error) = fault {
+        return Err(unsound(&format!("the org's chain is not sound: {error}")));
+    }
+    Ok(org.map(|org| OpenedOrg { org, log: opened }))
+}
+
+/// Founds an org on a data folder that has none.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn found(config: &Config, layout: &Layout, keys: &DeviceKeys) -> Result<OpenedOrg, StartError> {
+    let mut rng = os_rng()?;
+    let root = RootKey::generate(&mut rng);
+    let name = config.name.as_str();
+    let founding = Org::found(name, name, &root, keys, wall_clock(), &mut rng).map_err(|error| unsound(&error))?;
+    keys::write(&layout.root().join("keys").join("root"), &root.to_secret_bytes())
+        .map_err(io("writing the root key"))?;
+    let link = LinkKey::generate(1, &mut rng);
+    keys::write(&link_key_path(layout.root()), &link.to_secret_bytes()).map_err(io("writing the link key"))?;
+    let log = LogId::Org(founding.org.fingerprint());
+    let commit = Commit { token: 1, logs: vec![(log, founding.entries)], ..Commit::default() };
+    write_org(layout, keys, log, commit)?;
+    open_org(layout, keys.device())?.ok_or_else(|| unsound(&"the org that was just founded cannot be read"))
+}
+
+/// Keeps the org that this device was enrolled in.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn keep_joined(
+    layout: &Layout,
+    keys: &DeviceKeys,
+    joined: &tieline_proto::pairing::Joined,
+) -> Result<(), StartError> {
+    keys::write(&link_key_path(layout.root()), &joined.link_key.to_secret_bytes())
+        .map_err(io("writing the link key"))?;
+    let peer = libp2p::PeerId::from_bytes(&joined.peer).ok();
+    let met = super::membership::Met { peer: peer.map(|peer| peer.to_string()), addrs: joined.addrs.clone() };
+    let book = serde_json::to_vec_pretty(&BTreeMap::from([(joined.node, met)])).unwrap_or_default();
+    keys::write(&layout.root().join(super::membership::BOOK), &book).map_err(io("writing the peer book"))?;
+    let log = LogId::Org(joined.org.fingerprint());
+    let commit = Commit { token: 1, lines: vec![(log, joined.chain.clone())], ..Commit::default() };
+    write_org(layout, keys, log, commit)
+}
+
+fn write_org(layout: &Layout, keys: &DeviceKeys, log: LogId, commit: Commit) -> Result<(), StartError> {
+    let keep = if commit.lines.is_empty() { Keep::Home } else { Keep::Copy };
+    let open = OpenLog { disk: &RealDisk, layout, log, keep, homes: Homes::trust_first(), from: None, known: None };
+    let opened = open.open(&mut |_, _| {})?;
+    let mut core = Core::new(Arc::new(RealDisk), layout.clone(), keys.signing().clone(), Index::memory());
+    core.submit(Command::Add(Box::new(opened)));
+    core.submit(Command::Commit(commit));
+    let mut failed = None;
+    let mut report = |report| {
+        if let Report::Failed { reason, .. } = report {
+            failed = Some(reason);
+        }
+    };
+    while core.step(&mut report) {}
+    core.close(&mut report);
+    failed.map_or(Ok(()), |reason| Err(unsound(&format!("the org's chain cannot be written: {reason}"))))
+}
