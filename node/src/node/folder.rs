@@ -9,13 +9,14 @@ use rand_core::Rng;
 use tieline_proto::crypto::keys::{DeviceKeys, RootKey};
 use tieline_proto::crypto::link_key::LinkKey;
 use tieline_proto::entry::Entry;
-use tieline_proto::id::{NodeId, Seq};
-use tieline_proto::log::{self, Homes, LogId};
-use tieline_proto::org::Org;
+use tieline_proto::id::{NodeId, OrgId, Seq};
+use tieline_proto::log::{self, Homes, Line, LogId, Verifier};
+use tieline_proto::org::{Org, OrgError};
 
 use super::open::{StartError, io, os_rng, unsound, wall_clock};
 use crate::config::Config;
 use crate::keys;
+use crate::store::open::Repair;
 use crate::store::{Command, Commit, Core, Index, Keep, Layout, OpenLog, OpenedLog, RealDisk, Report};
 
 /// This device's keys, made when there are none.
@@ -62,34 +63,57 @@ pub(super) fn link_key_path(data: &Path) -> PathBuf {
 }
 
 /// The org of a data folder, opened and folded.
+#[derive(Debug)]
 pub struct OpenedOrg {
-    /// The fold.
+    /// The fold, up to the damage when there is any.
     pub org: Org,
     /// The chain's log.
     pub log: OpenedLog,
 }
 
+impl OpenedOrg {
+    /// Why nothing can be added to the chain, in words.
+    pub fn broken(&self) -> Option<String> {
+        self.log.broken.as_ref().map(|bad| format!("the org's chain is damaged: {bad}"))
+    }
+
+    /// What the box's owner should know of how the chain was found.
+    pub fn note(&self) -> Option<String> {
+        if let Some(broken) = self.broken() {
+            let known = "devices and channels of later entries are not known, and none can be added";
+            return Some(format!("{broken}; {known}: restore org/log from a backup"));
+        }
+        let repair = self.log.repair.as_ref()?;
+        let Repair { after, bytes, why } = repair;
+        Some(match self.log.keep {
+            Keep::Home => {
+                format!("the org's chain: {bytes} bytes behind entry {after} were never sealed and were cut ({why})")
+            }
+            Keep::Copy => {
+                format!("the org's chain was damaged behind entry {after} ({why}): the rest is fetched from its home")
+            }
+        })
+    }
+}
+
 /// The org of a data folder; `None` when it has none yet.
 ///
 /// # Errors
-/// When the chain is not sound.
+/// When the chain cannot be read, or is not sound.
 pub fn open_org(layout: &Layout, me: NodeId) -> Result<Option<OpenedOrg>, StartError> {
-    let folder = layout.root().join("org").join("log");
-    let first = match std::fs::read_dir(&folder) {
-        Ok(mut items) => items.next().is_some(),
-        Err(_) => false,
-    };
-    let path = layout.segment(LogId::Org(tieline_proto::id::OrgId([0; 16])), Seq(1));
-    let first = if first { std::fs::read(&path).ok() } else { None };
-    let Some(bytes) = first else { return Ok(None) };
-    let Some(line) = log::line::split(&bytes).next() else { return Ok(None) };
-    let log = LogId::Org(log::org_id(line));
+    let path = layout.segment(LogId::Org(OrgId([0; 16])), Seq(1));
+    // Only a folder with nothing in it has no org: whatever else is wrong must not be taken for that.
+    if is_empty(&layout.log(LogId::Org(OrgId([0; 16]))))? {
+        return Ok(None);
+    }
+    let chain = |why: &dyn std::fmt::Display| StartError::Chain { path: path.clone(), why: why.to_string() };
+    let bytes = std::fs::read(&path).map_err(|error| chain(&error))?;
+    let (log, home) = beginning(&bytes).map_err(|error| chain(&error))?;
     // Its founder writes it; everybody else keeps the founder's lines.
-    let founder = Org::founded(line).ok().and_then(|org| org.home());
-    let keep = if founder == Some(me) { Keep::Home } else { Keep::Copy };
+    let keep = if home == me { Keep::Home } else { Keep::Copy };
     let mut org: Option<Org> = None;
     let mut fault = None;
-    let open = OpenLog { disk: &RealDisk, layout, log, keep, homes: Homes::trust_first(), from: None, known: None };
+    let open = OpenLog { disk: &RealDisk, layout, log, keep, homes: Homes::One(home), from: None, known: None };
     let opened = open.open(&mut |entry: Entry, line: &[u8]| {
         let applied = match &mut org {
             None => Org::founded(line).map(|founded| org = Some(founded)),
@@ -100,9 +124,38 @@ pub fn open_org(layout: &Layout, me: NodeId) -> Result<Option<OpenedOrg>, StartE
         }
     })?;
     if let Some(error) = fault {
-        return Err(unsound(&format!("the org's chain is not sound: {error}")));
+        return Err(chain(&error));
     }
-    Ok(org.map(|org| OpenedOrg { org, log: opened }))
+    let org = org.ok_or_else(|| chain(&"it has no entry"))?;
+    Ok(Some(OpenedOrg { org, log: opened }))
+}
+
+/// Whether a folder has nothing in it, or does not exist.
+fn is_empty(folder: &Path) -> Result<bool, StartError> {
+    match std::fs::read_dir(folder) {
+        Ok(mut items) => Ok(items.next().is_none()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(true),
+        Err(error) => Err(io(format!("reading {}", folder.display()))(error)),
+    }
+}
+
+/// The log and the writer of a chain, from its first batch: which is checked before anything may be mended by it.
+fn beginning(bytes: &[u8]) -> Result<(LogId, NodeId), OrgError> {
+    let mut lines = log::line::split(bytes);
+    let mut org = Org::founded(lines.next().unwrap_or_default())?;
+    if let Line::Entry(second) = Line::parse(lines.next().unwrap_or_default())? {
+        org.apply(&second)?;
+    }
+    let home = org.home().ok_or(OrgError::NotFounded)?;
+    let log = LogId::Org(org.fingerprint());
+    let mut verifier = Verifier::new(log, Homes::One(home));
+    for line in log::line::split(bytes) {
+        verifier.feed(line)?;
+        if verifier.head().seq >= org.seq() {
+            return Ok((log, home));
+        }
+    }
+    Err(OrgError::NotFounded)
 }
 
 /// Founds an org on a data folder that has none.

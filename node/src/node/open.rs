@@ -1,6 +1,7 @@
 //! Start and stop: from a data folder to a running loop and back.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -84,6 +85,14 @@ pub enum StartError {
     /// A door.
     #[error(transparent)]
     Door(#[from] crate::http::DoorError),
+    /// The org's chain.
+    #[error("the org's chain is damaged in its first entries, or cannot be read: {path}: {why}", path = .path.display())]
+    Chain {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
     /// The disk.
     #[error("{what}: {error}")]
     Io {
@@ -257,6 +266,7 @@ async fn live(
         Some(opened) => opened,
         None => found(config, &layout, &keys)?,
     };
+    let org_note = opened.note();
     let OpenedOrg { org, log: org_log } = opened;
     let link_key = keys::read(&link_key_path(&config.data))?
         .ok_or_else(|| unsound(&"the link key is missing: restore keys/link, or pair this box again"))?;
@@ -273,6 +283,10 @@ async fn live(
     let mut logs = Vec::new();
     let mut lamport = Lamport(0);
     let mut notes = Vec::new();
+    if let Some(note) = org_note {
+        tracing::warn!("{note}");
+        notes.push(note);
+    }
     for (id, term) in org.channels().filter(|(_, term)| term.home == me) {
         let mut folding = Folding::default();
         let open = OpenLog {
