@@ -14,10 +14,13 @@ use tieline_proto::log::{self, Homes, Line, LogId, Verifier};
 use tieline_proto::org::{Org, OrgError};
 
 use super::open::{StartError, io, os_rng, unsound, wall_clock};
-use crate::config::Config;
 use crate::keys;
+use crate::store::disk::{ensure_dir, sync_dir};
 use crate::store::open::Repair;
 use crate::store::{Command, Commit, Core, Index, Keep, Layout, OpenLog, OpenedLog, RealDisk, Report};
+
+/// Holds an org's chain while it is written.
+const FOUNDING: &str = "org.new";
 
 /// This device's keys, made when there are none.
 ///
@@ -160,21 +163,51 @@ fn beginning(bytes: &[u8]) -> Result<(LogId, NodeId), OrgError> {
 
 /// Founds an org on a data folder that has none.
 ///
+/// A crash between any two steps leaves a folder on which it can be called again: the keys are written before the chain
+/// that they sign, and taken up again; the chain appears whole or not at all. Nothing that is there is overwritten.
+///
 /// # Errors
-/// When it cannot be written.
-pub fn found(config: &Config, layout: &Layout, keys: &DeviceKeys) -> Result<OpenedOrg, StartError> {
+/// When it cannot be written, or the folder has lost an org.
+pub fn found(name: &str, layout: &Layout, keys: &DeviceKeys) -> Result<OpenedOrg, StartError> {
+    let root_path = layout.root().join("keys").join("root");
+    let link_path = link_key_path(layout.root());
+    let (root, link) = (keys::read(&root_path)?, keys::read(&link_path)?);
+    let is_new = is_empty(&layout.channels())? && (root.is_some() || link.is_none());
+    if !is_new {
+        let why = "there are keys or channels of an org, and the chain is gone".to_owned();
+        return Err(StartError::Chain { path: layout.log(LogId::Org(OrgId([0; 16]))), why });
+    }
     let mut rng = os_rng()?;
-    let root = RootKey::generate(&mut rng);
-    let name = config.name.as_str();
+    let root = match root {
+        Some(secret) => RootKey::from_secret_bytes(&secret).map_err(|error| unsound(&error))?,
+        None => {
+            let root = RootKey::generate(&mut rng);
+            keys::write(&root_path, &root.to_secret_bytes()).map_err(io("writing the root key"))?;
+            root
+        }
+    };
+    if link.is_none() {
+        let link = LinkKey::generate(1, &mut rng);
+        keys::write(&link_path, &link.to_secret_bytes()).map_err(io("writing the link key"))?;
+    }
     let founding = Org::found(name, name, &root, keys, wall_clock(), &mut rng).map_err(|error| unsound(&error))?;
-    keys::write(&layout.root().join("keys").join("root"), &root.to_secret_bytes())
-        .map_err(io("writing the root key"))?;
-    let link = LinkKey::generate(1, &mut rng);
-    keys::write(&link_key_path(layout.root()), &link.to_secret_bytes()).map_err(io("writing the link key"))?;
     let log = LogId::Org(founding.org.fingerprint());
     let commit = Commit { token: 1, logs: vec![(log, founding.entries)], ..Commit::default() };
-    write_org(layout, keys, log, commit)?;
+    let staging = Layout::new(&layout.root().join(FOUNDING));
+    write_chain(&staging, keys, log, commit)?;
+    put_chain(&staging, layout, log).map_err(io("putting the org's chain in its place"))?;
     open_org(layout, keys.device())?.ok_or_else(|| unsound(&"the org that was just founded cannot be read"))
+}
+
+/// Puts a chain that is whole on disk where it belongs.
+fn put_chain(staging: &Layout, layout: &Layout, log: LogId) -> std::io::Result<()> {
+    let to = layout.log(log);
+    let folder = to.parent().unwrap_or(layout.root());
+    ensure_dir(&RealDisk, folder)?;
+    std::fs::rename(staging.log(log), &to)?;
+    sync_dir(&RealDisk, folder)?;
+    sync_dir(&RealDisk, layout.root())?;
+    std::fs::remove_dir_all(staging.root())
 }
 
 /// Keeps the org that this device was enrolled in.
@@ -194,10 +227,19 @@ pub fn keep_joined(
     keys::write(&layout.root().join(super::membership::BOOK), &book).map_err(io("writing the peer book"))?;
     let log = LogId::Org(joined.org.fingerprint());
     let commit = Commit { token: 1, lines: vec![(log, joined.chain.clone())], ..Commit::default() };
-    write_org(layout, keys, log, commit)
+    let staging = Layout::new(&layout.root().join(FOUNDING));
+    write_chain(&staging, keys, log, commit)?;
+    put_chain(&staging, layout, log).map_err(io("putting the org's chain in its place"))
 }
 
-fn write_org(layout: &Layout, keys: &DeviceKeys, log: LogId, commit: Commit) -> Result<(), StartError> {
+/// Writes a chain's first lines into a data folder that has none; what an earlier try left there is nobody's.
+fn write_chain(layout: &Layout, keys: &DeviceKeys, log: LogId, commit: Commit) -> Result<(), StartError> {
+    match std::fs::remove_dir_all(layout.root()) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(io(format!("removing {}", layout.root().display()))(error));
+        }
+        _ => {}
+    }
     let keep = if commit.lines.is_empty() { Keep::Home } else { Keep::Copy };
     let open = OpenLog { disk: &RealDisk, layout, log, keep, homes: Homes::trust_first(), from: None, known: None };
     let opened = open.open(&mut |_, _| {})?;
@@ -213,4 +255,118 @@ fn write_org(layout: &Layout, keys: &DeviceKeys, log: LogId, commit: Commit) -> 
     while core.step(&mut report) {}
     core.close(&mut report);
     failed.map_or(Ok(()), |reason| Err(unsound(&format!("the org's chain cannot be written: {reason}"))))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use rand_chacha::ChaCha20Rng;
+    use rand_core::SeedableRng;
+
+    use super::*;
+
+    fn device() -> DeviceKeys {
+        DeviceKeys::generate(&mut ChaCha20Rng::seed_from_u64(7))
+    }
+
+    fn chain(layout: &Layout) -> PathBuf {
+        layout.segment(LogId::Org(OrgId([0; 16])), Seq(1))
+    }
+
+    /// All private keys of the folder.
+    fn secrets(layout: &Layout) -> Vec<Option<Vec<u8>>> {
+        ["root", "link"].map(|name| fs::read(layout.root().join("keys").join(name)).ok()).to_vec()
+    }
+
+    #[test]
+    fn the_founder_writes_the_chain_it_founded() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let layout = Layout::new(dir.path());
+        let keys = device();
+        assert!(open_org(&layout, keys.device()).expect("no error").is_none());
+        let founded = found("box", &layout, &keys).expect("founded");
+        assert_eq!(founded.log.keep, Keep::Home);
+        assert!(founded.note().is_none());
+        let other = DeviceKeys::generate(&mut ChaCha20Rng::seed_from_u64(8));
+        let seen = open_org(&layout, other.device()).expect("opened").expect("there");
+        assert_eq!((seen.log.keep, seen.org), (Keep::Copy, founded.org));
+    }
+
+    #[test]
+    fn a_chain_that_cannot_be_read_is_not_taken_for_none() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let layout = Layout::new(dir.path());
+        let keys = device();
+        found("box", &layout, &keys).expect("founded");
+        let (before, sound) = (secrets(&layout), fs::read(chain(&layout)).expect("read"));
+        let refuses = |what: &str| {
+            assert!(open_org(&layout, keys.device()).is_err(), "{what}: read");
+            assert_eq!(secrets(&layout), before, "{what}: the keys are touched");
+        };
+        fs::remove_file(chain(&layout)).expect("removed");
+        fs::create_dir(chain(&layout)).expect("made");
+        refuses("a folder in its place");
+        fs::remove_dir(chain(&layout)).expect("removed");
+        fs::write(chain(&layout), vec![b'\n'; 4096]).expect("written");
+        refuses("a blank file");
+        for at in [10, sound.len() / 2, sound.len() - 10] {
+            let mut damaged = sound.clone();
+            damaged[at] ^= 1;
+            fs::write(chain(&layout), &damaged).expect("written");
+            refuses("a damaged first batch");
+            assert_eq!(fs::read(chain(&layout)).expect("read"), damaged, "it is left as it is");
+        }
+        fs::rename(chain(&layout), layout.log(LogId::Org(OrgId([0; 16]))).join("elsewhere")).expect("renamed");
+        refuses("a chain without its beginning");
+        fs::write(chain(&layout), sound).expect("written");
+        assert!(open_org(&layout, keys.device()).expect("sound again").is_some());
+    }
+
+    #[test]
+    fn founding_goes_on_after_a_crash_at_any_step() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let layout = Layout::new(dir.path());
+        let keys = device();
+        found("box", &layout, &keys).expect("founded");
+        let whole = secrets(&layout);
+        let org = layout.root().join("org");
+        // Before the chain was in its place, and with a half-written one on the way.
+        for left in ["nothing", "the folder", "half a chain"] {
+            fs::remove_dir_all(&org).expect("removed");
+            match left {
+                "the folder" => fs::create_dir_all(org.join("log")).expect("made"),
+                "half a chain" => {
+                    let half = Layout::new(&layout.root().join(FOUNDING));
+                    fs::create_dir_all(half.log(LogId::Org(OrgId([0; 16])))).expect("made");
+                    fs::write(chain(&half), "{\"seq\":1,").expect("written");
+                }
+                _ => {}
+            }
+            assert!(open_org(&layout, keys.device()).expect("no error").is_none());
+            found("box", &layout, &keys).expect("founded again");
+            assert_eq!(secrets(&layout), whole, "{left}: the keys are taken up again");
+        }
+        // Before the link key.
+        fs::remove_dir_all(&org).expect("removed");
+        fs::remove_file(link_key_path(layout.root())).expect("removed");
+        found("box", &layout, &keys).expect("founded again");
+        assert_eq!(secrets(&layout)[0], whole[0]);
+    }
+
+    #[test]
+    fn a_folder_that_lost_its_org_founds_none() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let layout = Layout::new(dir.path());
+        let keys = device();
+        found("box", &layout, &keys).expect("founded");
+        let before = secrets(&layout);
+        fs::remove_dir_all(layout.root().join("org")).expect("removed");
+        fs::create_dir_all(layout.channels().join("one")).expect("made");
+        found("box", &layout, &keys).expect_err("it has channels of another org");
+        fs::remove_dir_all(layout.channels()).expect("removed");
+        fs::remove_file(layout.root().join("keys").join("root")).expect("removed");
+        found("box", &layout, &keys).expect_err("a link key that it did not make");
+        assert_eq!(secrets(&layout), [None, before[1].clone()]);
+    }
 }

@@ -30,7 +30,7 @@ pub fn org_show(config: &Config) -> Result<view::Org, ApiError> {
     let keys = folder::device_keys(&config.data).map_err(|error| super::up::explain(&error))?;
     let opened = match folder::open_org(&layout, keys.device()).map_err(|error| super::up::explain(&error))? {
         Some(opened) => opened,
-        None => folder::found(config, &layout, &keys).map_err(|error| super::up::explain(&error))?,
+        None => folder::found(&config.name, &layout, &keys).map_err(|error| super::up::explain(&error))?,
     };
     let org = opened.org;
     let role = org.device(&keys.device()).map(|device| device.role);

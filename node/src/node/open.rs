@@ -264,7 +264,7 @@ async fn live(
     let me = keys.device();
     let opened = match open_org(&layout, me)? {
         Some(opened) => opened,
-        None => found(config, &layout, &keys)?,
+        None => found(&config.name, &layout, &keys)?,
     };
     let org_note = opened.note();
     let OpenedOrg { org, log: org_log } = opened;
