@@ -22,6 +22,15 @@ use crate::store::{Command, Commit, Core, Index, Keep, Layout, OpenLog, OpenedLo
 /// Holds an org's chain while it is written.
 const FOUNDING: &str = "org.new";
 
+/// Holds what a box has of the org that it joins, while that is written.
+const JOINING_NEW: &str = "joining.new";
+
+/// The same, whole: the box has joined.
+const JOINING: &str = "joining";
+
+/// What is set aside is named after this.
+const BEFORE: &str = "before";
+
 /// This device's keys, made when there are none.
 ///
 /// # Errors
@@ -104,6 +113,7 @@ impl OpenedOrg {
 /// # Errors
 /// When the chain cannot be read, or is not sound.
 pub fn open_org(layout: &Layout, me: NodeId) -> Result<Option<OpenedOrg>, StartError> {
+    finish_joining(layout)?;
     let path = layout.segment(LogId::Org(OrgId([0; 16])), Seq(1));
     // Only a folder with nothing in it has no org: whatever else is wrong must not be taken for that.
     if is_empty(&layout.log(LogId::Org(OrgId([0; 16]))))? {
@@ -210,7 +220,10 @@ fn put_chain(staging: &Layout, layout: &Layout, log: LogId) -> std::io::Result<(
     std::fs::remove_dir_all(staging.root())
 }
 
-/// Keeps the org that this device was enrolled in.
+/// Makes a data folder that of a device of the org that it was enrolled in; `before` is the org that it had.
+///
+/// Everything is written beside and synced before one rename decides: a crash before it leaves the folder as it was, and
+/// after it the next start [goes on](finish_joining).
 ///
 /// # Errors
 /// When it cannot be written.
@@ -218,18 +231,88 @@ pub fn keep_joined(
     layout: &Layout,
     keys: &DeviceKeys,
     joined: &tieline_proto::pairing::Joined,
+    before: Option<&Org>,
 ) -> Result<(), StartError> {
-    keys::write(&link_key_path(layout.root()), &joined.link_key.to_secret_bytes())
+    let root = layout.root();
+    let staging = Layout::new(&root.join(JOINING_NEW));
+    let log = LogId::Org(joined.org.fingerprint());
+    let commit = Commit { token: 1, lines: vec![(log, joined.chain.clone())], ..Commit::default() };
+    write_chain(&staging, keys, log, commit)?;
+    keys::write(&link_key_path(staging.root()), &joined.link_key.to_secret_bytes())
         .map_err(io("writing the link key"))?;
     let peer = libp2p::PeerId::from_bytes(&joined.peer).ok();
     let met = super::membership::Met { peer: peer.map(|peer| peer.to_string()), addrs: joined.addrs.clone() };
     let book = serde_json::to_vec_pretty(&BTreeMap::from([(joined.node, met)])).unwrap_or_default();
-    keys::write(&layout.root().join(super::membership::BOOK), &book).map_err(io("writing the peer book"))?;
-    let log = LogId::Org(joined.org.fingerprint());
-    let commit = Commit { token: 1, lines: vec![(log, joined.chain.clone())], ..Commit::default() };
-    let staging = Layout::new(&layout.root().join(FOUNDING));
-    write_chain(&staging, keys, log, commit)?;
-    put_chain(&staging, layout, log).map_err(io("putting the org's chain in its place"))
+    keys::write(&staging.root().join(super::membership::BOOK), &book).map_err(io("writing the peer book"))?;
+    let before = before.unwrap_or(&joined.org).fingerprint().short();
+    keys::write(&staging.root().join(BEFORE), before.as_bytes()).map_err(io("writing what was before"))?;
+    let decide = || {
+        sync_dir(&RealDisk, &staging.root().join("org"))?;
+        sync_dir(&RealDisk, staging.root())?;
+        std::fs::rename(staging.root(), root.join(JOINING))?;
+        sync_dir(&RealDisk, root)
+    };
+    decide().map_err(io("keeping the org that this box has joined"))?;
+    finish_joining(layout)
+}
+
+/// Puts what a joined box has in its place. Every step can be the first one after a crash.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn finish_joining(layout: &Layout) -> Result<(), StartError> {
+    let (root, staged) = (layout.root(), layout.root().join(JOINING));
+    let move_all = || {
+        if !staged.try_exists()? {
+            return Ok(());
+        }
+        let suffix = std::fs::read_to_string(staged.join(BEFORE)).unwrap_or_else(|_| "joining".to_owned());
+        // Nothing of the new org is in these before this node runs in it.
+        for name in ["channels", "index", "keys/root"] {
+            set_aside(root, name, &suffix)?;
+        }
+        ensure_dir(&RealDisk, &root.join("keys"))?;
+        // The chain comes last: with it the folder is that of the new org.
+        for name in [super::membership::BOOK, "keys/link", "org"] {
+            if staged.join(name).try_exists()? {
+                set_aside(root, name, &suffix)?;
+                std::fs::rename(staged.join(name), root.join(name))?;
+            }
+        }
+        sync_dir(&RealDisk, &root.join("keys"))?;
+        sync_dir(&RealDisk, root)?;
+        std::fs::remove_dir_all(&staged)
+    };
+    move_all().map_err(io("keeping the org that this box has joined"))
+}
+
+/// Moves something out of the way under a name that is free. Nothing is deleted.
+fn set_aside(root: &Path, name: &str, suffix: &str) -> std::io::Result<()> {
+    let from = root.join(name);
+    if !from.try_exists()? {
+        return Ok(());
+    }
+    let mut to = root.join(format!("{name}.before-{suffix}"));
+    let mut n = 2;
+    while to.try_exists()? {
+        to = root.join(format!("{name}.before-{suffix}-{n}"));
+        n += 1;
+    }
+    std::fs::rename(from, to)
+}
+
+/// Takes over the link key of an org that this box is in already.
+///
+/// # Errors
+/// When it cannot be read or written.
+pub fn keep_link_key(layout: &Layout, link: &LinkKey) -> Result<(), StartError> {
+    let path = link_key_path(layout.root());
+    let secret = link.to_secret_bytes();
+    if keys::read(&path)?.is_some_and(|known| known.as_slice() == secret.as_slice()) {
+        return Ok(());
+    }
+    set_aside(layout.root(), "keys/link", "joining").map_err(io("setting the link key aside"))?;
+    keys::write(&path, &secret).map_err(io("writing the link key"))
 }
 
 /// Writes a chain's first lines into a data folder that has none; what an earlier try left there is nobody's.
@@ -352,6 +435,86 @@ mod tests {
         fs::remove_file(link_key_path(layout.root())).expect("removed");
         found("box", &layout, &keys).expect("founded again");
         assert_eq!(secrets(&layout)[0], whole[0]);
+    }
+
+    /// What a device is given that a founder has just enrolled.
+    fn joined(host: &Layout, host_keys: &DeviceKeys, device: &DeviceKeys) -> tieline_proto::pairing::Joined {
+        let founded = found("host", host, host_keys).expect("founded");
+        let (binding, held) = tieline_proto::crypto::cert::Binding::of(device, founded.org.fingerprint());
+        let role = tieline_proto::entry::Role::Member;
+        let enrolment = founded.org.enrol(binding, held, "lab", role, host_keys.signing()).expect("may");
+        let entry = founded.org.entry(enrolment.body.expect("new"), 1);
+        let log = LogId::Org(founded.org.fingerprint());
+        let mut core = Core::new(Arc::new(RealDisk), host.clone(), host_keys.signing().clone(), Index::memory());
+        core.submit(Command::Add(Box::new(founded.log)));
+        core.submit(Command::Commit(Commit { token: 2, logs: vec![(log, vec![entry])], ..Commit::default() }));
+        core.close(&mut |report| assert!(matches!(report, Report::Durable { .. }), "{report:?}"));
+        let chain = fs::read(chain(host)).expect("read");
+        let org = Org::read(&chain).expect("sound");
+        let link_key = LinkKey::generate(1, &mut ChaCha20Rng::seed_from_u64(9));
+        tieline_proto::pairing::Joined {
+            org,
+            chain,
+            certificate: enrolment.certificate,
+            name: "lab".to_owned(),
+            role,
+            link_key,
+            node: host_keys.device(),
+            peer: Vec::new(),
+            addrs: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn joining_goes_on_after_a_crash_at_any_step() {
+        let keys = device();
+        let host_dir = tempfile::tempdir().expect("a folder");
+        let host_keys = DeviceKeys::generate(&mut ChaCha20Rng::seed_from_u64(8));
+        let joined = joined(&Layout::new(host_dir.path()), &host_keys, &keys);
+        // How many of the moves were made before the crash.
+        for made in 0..=6 {
+            let dir = tempfile::tempdir().expect("a folder");
+            let layout = Layout::new(dir.path());
+            let before = found("box", &layout, &keys).expect("founded").org;
+            let old_link = fs::read(link_key_path(dir.path())).expect("read");
+            keep_joined(&layout, &keys, &joined, Some(&before)).expect("kept");
+            // Back to what a crash leaves: the last moves undone, those that were made done.
+            let staged = Layout::new(&dir.path().join(JOINING));
+            fs::create_dir_all(staged.root().join("keys")).expect("made");
+            fs::write(staged.root().join(BEFORE), before.fingerprint().short()).expect("written");
+            let aside = |name: &str| dir.path().join(format!("{name}.before-{}", before.fingerprint().short()));
+            for (name, undone) in [("org", made < 6), ("keys/link", made < 4)] {
+                if undone {
+                    fs::rename(dir.path().join(name), staged.root().join(name)).expect("undone");
+                }
+            }
+            for (name, undone) in [("org", made < 5), ("keys/link", made < 3), ("keys/root", made < 1)] {
+                if undone {
+                    fs::rename(aside(name), dir.path().join(name)).expect("undone");
+                }
+            }
+            let opened = open_org(&layout, keys.device()).expect("opened").expect("there");
+            assert_eq!((opened.org, opened.log.keep), (joined.org.clone(), Keep::Copy), "after {made} moves");
+            let link = fs::read(link_key_path(dir.path())).expect("read");
+            assert_eq!(link, joined.link_key.to_secret_bytes().to_vec());
+            assert_eq!(fs::read(aside("keys/link")).expect("set aside"), old_link, "nothing is lost");
+            assert!(aside("keys/root").exists() && aside("org").exists() && !staged.root().exists());
+        }
+    }
+
+    #[test]
+    fn a_crash_before_joining_is_decided_leaves_the_folder_as_it_was() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let layout = Layout::new(dir.path());
+        let keys = device();
+        let before = found("box", &layout, &keys).expect("founded").org;
+        let secret = secrets(&layout);
+        let staging = Layout::new(&dir.path().join(JOINING_NEW));
+        fs::create_dir_all(staging.log(LogId::Org(OrgId([0; 16])))).expect("made");
+        fs::create_dir_all(staging.root().join("keys")).expect("made");
+        fs::write(link_key_path(staging.root()), "of another org").expect("written");
+        assert_eq!(open_org(&layout, keys.device()).expect("opened").expect("there").org, before);
+        assert_eq!(secrets(&layout), secret);
     }
 
     #[test]

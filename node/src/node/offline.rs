@@ -1,6 +1,5 @@
 //! What a data folder can do without a running node: found an org, show it, be enrolled in another one.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use rand_chacha::ChaCha20Rng;
@@ -125,14 +124,7 @@ pub(super) fn adopt(
     residency: Option<&Residency>,
 ) -> Result<(), ApiError> {
     let failed = |error: &dyn std::fmt::Display| ApiError::new(Code::Internal, error.to_string());
-    let before = folder::open_org(layout, keys.device()).map_err(|error| failed(&error))?;
-    let same = before.as_ref().is_some_and(|opened| opened.org.fingerprint() == joined.org.fingerprint());
-    if let Some(opened) = before.filter(|_| !same) {
-        set_aside(layout.root(), &opened.org).map_err(|error| failed(&error))?;
-    }
-    if !same {
-        folder::keep_joined(layout, keys, joined).map_err(|error| failed(&error))?;
-    }
+    // First, as it counts only for a home whose org this box is in.
     if let Some(Residency { harnesses, folders, ceiling }) = residency {
         let grant = Grant {
             home: joined.node,
@@ -142,17 +134,10 @@ pub(super) fn adopt(
         };
         Consent::grant(layout.root(), grant).map_err(|error| failed(&error))?;
     }
-    Ok(())
-}
-
-/// Moves what the first start made out of the way. Nothing is deleted.
-fn set_aside(root: &Path, org: &Org) -> std::io::Result<()> {
-    let suffix = org.fingerprint().short();
-    for name in ["org", "channels", "keys/root", "index"] {
-        let from = root.join(name);
-        if from.exists() {
-            std::fs::rename(&from, root.join(format!("{name}.before-{suffix}")))?;
-        }
-    }
-    Ok(())
+    let before = folder::open_org(layout, keys.device()).map_err(|error| failed(&error))?.map(|opened| opened.org);
+    let kept = match &before {
+        Some(org) if org.fingerprint() == joined.org.fingerprint() => folder::keep_link_key(layout, &joined.link_key),
+        _ => folder::keep_joined(layout, keys, joined, before.as_ref()),
+    };
+    kept.map_err(|error| failed(&error))
 }
