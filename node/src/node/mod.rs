@@ -2,7 +2,8 @@
 //!
 //! | module | is |
 //! |---|---|
-//! | [`open`](self::open) | start: keys, org, logs, doors |
+//! | [`open`](self::open) | start: logs, doors, the loop; and the stop |
+//! | `folder`, `attempts`, `ports` | what a start finds: keys and org, the attempt journal, the ports |
 //! | `channel`, `commit` | channels at their home, and their steps' way to disk |
 //! | `calls` | requests of the API |
 //! | `remote` | frames of other nodes |
@@ -12,17 +13,20 @@
 //! One task owns all state. It never waits for a disk, a link or a harness: those have tasks and queues of their own
 //! and report back. **One input, drain what it led to, next input.**
 
+mod attempts;
 mod base64;
 mod blobs;
 mod calls;
 mod channel;
 mod commit;
 mod feed;
+mod folder;
 mod membership;
 pub mod offline;
 mod open;
 mod outlet;
 mod pairing;
+mod ports;
 mod pump;
 mod remote;
 mod runner;

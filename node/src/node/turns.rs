@@ -423,7 +423,7 @@ impl Node {
         }
         self.abandon_turns();
         self.turns.runners.clear();
-        match super::open::open_resident(self.reader.layout()) {
+        match super::attempts::open_resident(self.reader.layout()) {
             Ok((resident, journal, length, first)) => {
                 self.turns.resident = resident;
                 self.turns.journal = journal;

@@ -43,6 +43,8 @@ pub(super) fn explain(error: &StartError) -> ApiError {
         StartError::Key(KeyFileError::Open { path, .. }) => {
             ApiError::new(Code::Refused, words).hint(format!("chmod 600 {}", path.display()))
         }
+        StartError::Chain { .. } => ApiError::new(Code::Internal, words)
+            .hint("restore org/log from a backup; a box that has joined can set its folder org aside and join anew"),
         StartError::Net(NetError::Listen { .. }) => ApiError::new(Code::Internal, words)
             .hint("choose another port with --listen, or leave it out for a free one"),
         StartError::Door(crate::http::DoorError::Bind { .. }) => {
