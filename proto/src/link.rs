@@ -255,6 +255,9 @@ pub struct Asked {
     /// Where the resident's journal was when the attempt was sent, as far as the home knew.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seen: Option<JournalMark>,
+    /// Hash of the payload: a home that lost some of its log may have given the number to something else since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub payload: Option<Hash>,
 }
 
 /// What a resident knows of an attempt.

@@ -14,36 +14,50 @@ use crate::id::{Attempt, ChannelId, Hash, Incarnation, MemberId, MessageId, Node
 use crate::link::{Asked, AttemptId, Message, Verdict};
 use crate::wire::frame::TAIL_LEN_MAX;
 use crate::wire::json::{self as gate, Limits};
+use crate::turn::SESSION_LEN_MAX;
 
-/// Attempts open at once, over all homes. A home with more members than that waits.
+/// Attempts open at once, over all homes; more are refused.
 pub(super) const ATTEMPTS_MAX: usize = 1024;
+
+/// Attempts open at once of one home: no home takes the places of all others.
+pub(super) const ATTEMPTS_OF_HOME_MAX: usize = 512;
 
 /// Heads of the attempt journal kept to answer marks; older marks prove nothing any more.
 pub(super) const HEADS_MAX: usize = 4096;
 
-/// Runs whose void attempts are remembered. Late frames come within a link's life; this many runs back there are none.
+/// Runs of one home whose void attempts are remembered. Late frames come within a link's life; this many runs back
+/// there are none.
 pub(super) const FENCES_MAX: usize = 4096;
 
 /// Answers of one attempt that are remembered, so that a repeated one does not reach the harness again.
 const ANSWERS_MAX: usize = 4096;
 
-/// Verdicts in one report, so that it stays far below what a frame may hold.
-pub(super) const VERDICTS_MAX: usize = 256;
+/// Verdicts in one report, so that it stays below what a frame may hold.
+pub(super) const VERDICTS_MAX: usize = 128;
 
 #[derive(Clone, Debug)]
 enum Phase {
+    /// Waits for the member's turn before it, which is not over here yet.
+    Waiting(Box<Work>),
     /// Waits for the owner's consent.
     Asking(Box<Work>),
     /// Durable soon; handed to the harness after that.
     Accepted(JournalMark, Admission, Box<Work>),
-    /// The harness has it, and these answers.
-    Running(JournalMark, BTreeSet<String>),
+    /// The harness has it, and the answers to questions whose ids have these hashes, oldest first.
+    Running(JournalMark, VecDeque<Hash>),
     /// Ended; the home may not know.
     Ended(Box<Effect>),
     /// Stopped before it was handed, or found so after a restart. It never will be; the home may not know.
     NeverStarted,
     /// Found after a restart, or the node was stopped under it: nobody knows.
     Ambiguous(String),
+}
+
+impl Phase {
+    /// Whether it takes up its member: one turn of a member runs at a time.
+    const fn is_active(&self) -> bool {
+        matches!(self, Self::Asking(_) | Self::Accepted(..) | Self::Running(..))
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -71,17 +85,41 @@ struct Attempted {
 pub struct Resident {
     boot: String,
     mark: JournalMark,
-    /// Heads after the last records, oldest first; the last one is `mark.head`.
-    heads: VecDeque<Hash>,
+    /// Heads after the last records, oldest first, with the attempt that a record accepts; the last one is `mark.head`.
+    heads: VecDeque<(Hash, Option<AttemptId>)>,
     attempts: BTreeMap<AttemptId, Attempted>,
-    /// Attempts up to this one of a home's run are void: told absent, refused or forgotten.
-    fenced: BTreeMap<Run, Attempt>,
-    /// Runs in `fenced`, oldest first.
-    fences: VecDeque<Run>,
+    /// By home: one cannot fence off another's runs, nor push its fences out.
+    fences: BTreeMap<NodeId, Fences>,
 }
 
-/// A run of a home: one home cannot fence off another's.
-type Run = (NodeId, ChannelId, MessageId);
+/// Which attempts of a home are void: told absent, refused or forgotten.
+#[derive(Debug, Default)]
+struct Fences {
+    /// The highest void attempt of each run.
+    upto: BTreeMap<(ChannelId, MessageId), Attempt>,
+    /// The runs, oldest first.
+    order: VecDeque<(ChannelId, MessageId)>,
+}
+
+impl Fences {
+    fn add(&mut self, id: &AttemptId) {
+        let run = (id.channel, id.run);
+        let fence = self.upto.entry(run).or_insert_with(|| {
+            self.order.push_back(run);
+            Attempt::default()
+        });
+        *fence = (*fence).max(id.attempt);
+        if self.order.len() > FENCES_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.upto.remove(&oldest);
+        }
+    }
+
+    fn holds(&self, id: &AttemptId) -> bool {
+        self.upto.get(&(id.channel, id.run)).is_some_and(|fence| id.attempt <= *fence)
+    }
+}
 
 impl Resident {
     /// A new attempt journal, and its first line.
@@ -99,8 +137,7 @@ impl Resident {
             mark: JournalMark { incarnation, count: 0, head: Hash::ZERO },
             heads: VecDeque::new(),
             attempts: BTreeMap::new(),
-            fenced: BTreeMap::new(),
-            fences: VecDeque::new(),
+            fences: BTreeMap::new(),
         }
     }
 
@@ -126,7 +163,7 @@ impl Resident {
             if prev != resident.mark.head || first != matches!(record, Record::Began { .. }) {
                 return Err(damaged);
             }
-            resident.advance(Hash::of(line));
+            resident.advance(Hash::of(line), accepts(&record));
             match record {
                 Record::Began { incarnation } => resident.mark.incarnation = incarnation,
                 Record::Accepted { id, home, member, payload, boot } => {
@@ -169,8 +206,8 @@ impl Resident {
                     let home = attempt.home;
                     Phase::Ended(Box::new(Effect::Finish { id: *id, home, events, length, journal, session: None }))
                 }
-                _ if handed.contains(id) => {
-                    let events = found.events;
+                // Events are written after the hand-over: where they are and its record is not, the record was lost.
+                RunEvidence { events, .. } if events > 0 || handed.contains(id) => {
                     Phase::Ambiguous(format!("the node stopped while the agent was working, after {events} events"))
                 }
                 _ if same_boot => Phase::NeverStarted,
@@ -183,22 +220,17 @@ impl Resident {
     /// Applies one input. Act on the step before the next one.
     pub fn handle(&mut self, input: Input) -> ResidentStep {
         let mut step = ResidentStep::default();
+        // A node that stops begins nothing more.
+        let begins = !matches!(input, Input::Stopped(_));
         match input {
             Input::LinkUp(home) => self.link_up(&mut step, home),
             Input::Frame { home, message, tail } => self.frame(&mut step, home, message, tail),
             Input::Admitted { id, result } => self.admitted(&mut step, id, result),
             Input::AcceptedDurable(id) => self.hand(&mut step, id),
             Input::Ended { id, events, length, journal, session } => {
-                let Some(attempt) = self.attempts.get_mut(&id) else { return step };
-                if !matches!(attempt.phase, Phase::Running(..)) {
-                    return step;
-                }
-                let home = attempt.home;
-                let finish = Effect::Finish { id, home, events, length, journal, session: session.clone() };
-                attempt.phase = Phase::Ended(Box::new(finish.clone()));
-                self.record(Record::Ended { id, events, length, journal, session }, &mut step.records);
-                step.sync = true;
-                step.effects.push(finish);
+                // What no frame can bring back is no help: such a session is begun anew.
+                let session = session.filter(|session| session.len() <= SESSION_LEN_MAX);
+                self.ended(&mut step, id, (events, length, journal), session);
             }
             Input::Stopped(id) => {
                 if let Some(Attempted { home, phase: phase @ Phase::Running(..), .. }) = self.attempts.get_mut(&id) {
@@ -209,6 +241,9 @@ impl Resident {
                     step.effects.push(Effect::Send(*home, Message::Report { verdicts }));
                 }
             }
+        }
+        if begins {
+            self.begin_waiting(&mut step);
         }
         step
     }
@@ -275,10 +310,15 @@ impl Resident {
                 let fresh = match self.attempts.get_mut(&id).map(|attempt| &mut attempt.phase) {
                     // Given once: a home repeats an answer whose confirmation was lost.
                     Some(Phase::Running(_, answers)) => {
-                        if answers.len() >= ANSWERS_MAX {
-                            answers.pop_first();
+                        let question = Hash::of(ask.as_bytes());
+                        let fresh = !answers.contains(&question);
+                        if fresh && answers.len() >= ANSWERS_MAX {
+                            answers.pop_front();
                         }
-                        answers.insert(ask.clone())
+                        if fresh {
+                            answers.push_back(question);
+                        }
+                        fresh
                     }
                     _ => false,
                 };
@@ -314,46 +354,70 @@ impl Resident {
         hash: Hash,
         work: Work,
     ) {
-        let refuse = |code: &str, message: &str| {
-            Effect::Send(home, Message::Refused { id, code: code.to_owned(), message: message.to_owned() })
-        };
-        if let Some(known) = self.attempts.get(&id) {
+        let known = self.attempts.get(&id);
+        if known.is_some_and(|known| known.home == home && known.hash == hash) {
             // A repeated delivery is answered with where it stands; what it carries is not looked at again.
-            if known.home == home && known.hash == hash {
-                self.resume(step, home, &Asked { id, have: 0, seen: None });
-            }
-            return;
+            return self.resume(step, home, &Asked { id, have: 0, seen: None, payload: None });
         }
-        let fence = self.fenced.get(&(home, id.channel, id.run));
-        if fence.is_some_and(|fence| id.attempt <= *fence) {
-            return;
+        let fenced = self.fences.get(&home).is_some_and(|fences| fences.holds(&id));
+        if known.is_some() || fenced || self.tries(home, &id).any(|other| other.attempt > id.attempt) {
+            // Late, mostly, and its home knows better by now. A home that does not has lost some of its log.
+            return Self::report(step, home, vec![(id, other_attempt())]);
         }
         if Hash::of(&work.payload) != hash {
-            step.effects.push(refuse("damaged", "the payload does not match its hash"));
-            return;
-        }
-        let busy = self.attempts.iter().any(|(other, attempt)| {
-            other.channel == id.channel
-                && attempt.member == member
-                && matches!(attempt.phase, Phase::Asking(_) | Phase::Accepted(..) | Phase::Running(..))
-        });
-        if busy {
-            step.effects.push(refuse("busy", "the member runs another turn on this box"));
-            return;
-        }
-        if self.attempts.len() >= ATTEMPTS_MAX {
-            step.effects.push(refuse("limit", "too many turns are open on this box"));
-            return;
+            return self.refuse(step, home, id, "damaged", "the payload does not match its hash");
         }
         // Earlier tries of the run are void now: the home would not send this one otherwise.
-        let older = self.attempts.range(..id).rev().map(|(other, _)| *other);
-        let older = older.take_while(|other| (other.channel, other.run) == (id.channel, id.run)).collect::<Vec<_>>();
-        for other in older {
-            self.forget(step, other);
+        for other in self.tries(home, &id).collect::<Vec<_>>() {
+            if self.is_running(&other) {
+                step.effects.push(Effect::Interrupt(other, home));
+            } else {
+                self.forget(step, other);
+            }
         }
-        let (spec, attachments) = (work.spec.clone(), work.attachments.clone());
-        self.attempts.insert(id, Attempted { home, member, hash, mark: None, phase: Phase::Asking(Box::new(work)) });
-        step.effects.push(Effect::Admit { id, home, spec, attachments });
+        let of_home = self.attempts.values().filter(|attempt| attempt.home == home);
+        if self.attempts.len() >= ATTEMPTS_MAX || of_home.count() >= ATTEMPTS_OF_HOME_MAX {
+            return self.refuse(step, home, id, "limit", "too many turns are open on this box");
+        }
+        if self.of_member(id.channel, member).any(|phase| matches!(phase, Phase::Waiting(_))) {
+            return self.refuse(step, home, id, "busy", "another turn of the member waits on this box");
+        }
+        let phase = Phase::Waiting(Box::new(work));
+        self.attempts.insert(id, Attempted { home, member, hash, mark: None, phase });
+    }
+
+    /// The tries of a run that are known here.
+    fn tries(&self, home: NodeId, id: &AttemptId) -> impl Iterator<Item = AttemptId> {
+        let AttemptId { channel, run, .. } = *id;
+        let (first, last) = (Attempt(0), Attempt(u32::MAX));
+        let of_run = AttemptId { channel, run, attempt: first }..=AttemptId { channel, run, attempt: last };
+        self.attempts.range(of_run).filter(move |(_, attempt)| attempt.home == home).map(|(id, _)| *id)
+    }
+
+    fn of_member(&self, channel: ChannelId, member: MemberId) -> impl Iterator<Item = &Phase> {
+        let ours = self.attempts.iter().filter(move |(id, other)| id.channel == channel && other.member == member);
+        ours.map(|(_, attempt)| &attempt.phase)
+    }
+
+    /// Asks the owner about what waits for its member's turn before it, when there is none any more.
+    fn begin_waiting(&mut self, step: &mut ResidentStep) {
+        let waiting = self.attempts.iter().filter(|(_, attempt)| matches!(attempt.phase, Phase::Waiting(_)));
+        for (id, member) in waiting.map(|(id, attempt)| (*id, attempt.member)).collect::<Vec<_>>() {
+            if self.of_member(id.channel, member).any(Phase::is_active) {
+                continue;
+            }
+            let Some(attempt) = self.attempts.get_mut(&id) else { continue };
+            let Phase::Waiting(work) = &attempt.phase else { continue };
+            let (spec, attachments) = (work.spec.clone(), work.attachments.clone());
+            attempt.phase = Phase::Asking(work.clone());
+            step.effects.push(Effect::Admit { id, home: attempt.home, spec, attachments });
+        }
+    }
+
+    fn refuse(&mut self, step: &mut ResidentStep, home: NodeId, id: AttemptId, code: &str, message: &str) {
+        self.fence(home, &id);
+        let (code, message) = (code.to_owned(), message.to_owned());
+        step.effects.push(Effect::Send(home, Message::Refused { id, code, message }));
     }
 
     fn admitted(&mut self, step: &mut ResidentStep, id: AttemptId, result: Result<Admission, Refusal>) {
@@ -366,9 +430,7 @@ impl Resident {
             Ok(admission) => admission,
             Err(Refusal { code, message }) => {
                 self.attempts.remove(&id);
-                self.fence(home, &id);
-                step.effects.push(Effect::Send(home, Message::Refused { id, code, message }));
-                return;
+                return self.refuse(step, home, id, &code, &message);
             }
         };
         let boot = self.boot.clone();
@@ -384,7 +446,7 @@ impl Resident {
         let Some(attempt) = self.attempts.get_mut(&id) else { return };
         let Phase::Accepted(mark, admission, work) = &attempt.phase else { return };
         let (mark, admission, work) = (*mark, admission.clone(), work.clone());
-        attempt.phase = Phase::Running(mark, BTreeSet::new());
+        attempt.phase = Phase::Running(mark, VecDeque::new());
         let (home, member) = (attempt.home, attempt.member);
         self.record(Record::Handed { id }, &mut step.records);
         let Work { spec, name, session, payload, attachments, again } = *work;
@@ -403,12 +465,29 @@ impl Resident {
         });
     }
 
+    fn ended(
+        &mut self,
+        step: &mut ResidentStep,
+        id: AttemptId,
+        (events, length, journal): (u64, u64, Hash),
+        session: Option<String>,
+    ) {
+        let Some(Attempted { home, phase: phase @ Phase::Running(..), .. }) = self.attempts.get_mut(&id) else {
+            return;
+        };
+        let finish = Effect::Finish { id, home: *home, events, length, journal, session: session.clone() };
+        *phase = Phase::Ended(Box::new(finish.clone()));
+        self.record(Record::Ended { id, events, length, journal, session }, &mut step.records);
+        step.sync = true;
+        step.effects.push(finish);
+    }
+
     /// Stops an attempt. One that the harness does not have yet never gets there.
     fn stop(&mut self, step: &mut ResidentStep, home: NodeId, id: AttemptId) {
         let Some(attempt) = self.attempts.get_mut(&id) else { return };
         match attempt.phase {
             Phase::Running(..) => return step.effects.push(Effect::Interrupt(id, home)),
-            Phase::Asking(_) | Phase::Accepted(..) => attempt.phase = Phase::NeverStarted,
+            Phase::Waiting(_) | Phase::Asking(_) | Phase::Accepted(..) => attempt.phase = Phase::NeverStarted,
             Phase::Ended(_) | Phase::NeverStarted | Phase::Ambiguous(_) => {}
         }
         step.effects.push(Effect::Send(home, Message::StopOk { id }));
@@ -418,25 +497,29 @@ impl Resident {
     }
 
     fn verdict(&mut self, home: NodeId, asked: &Asked) -> Verdict {
-        let Asked { id, seen, .. } = asked;
+        let Asked { id, seen, payload, .. } = asked;
         if let Some(attempt) = self.attempts.get(id).filter(|attempt| attempt.home == home) {
-            return Self::known(&attempt.phase);
+            let other = payload.is_some_and(|payload| payload != attempt.hash);
+            return if other { other_attempt() } else { Self::known(&attempt.phase) };
         }
         self.fence(home, id);
-        Verdict::Absent { proven: seen.is_some_and(|seen| self.extends(&seen)) }
+        Verdict::Absent { proven: seen.is_some_and(|seen| self.never_since(&seen, id)) }
     }
 
     /// The verdict on an attempt that is known here. It is kept until the home acts on it: a report can be lost.
     fn known(phase: &Phase) -> Verdict {
         match phase {
-            Phase::Asking(_) | Phase::Accepted(..) | Phase::Running(..) | Phase::Ended(_) => Verdict::Known,
+            Phase::Waiting(_) | Phase::Asking(_) | Phase::Accepted(..) | Phase::Running(..) | Phase::Ended(_) => {
+                Verdict::Known
+            }
             Phase::NeverStarted => Verdict::NeverStarted,
             Phase::Ambiguous(reason) => Verdict::Ambiguous { reason: reason.clone() },
         }
     }
 
-    /// Whether this journal is the one at `mark`, or has grown from it.
-    fn extends(&self, mark: &JournalMark) -> bool {
+    /// Whether this journal is the one at `mark`, or has grown from it, and has not accepted the attempt since: a home
+    /// whose log went back asks about what it has long been told, and what is forgotten leaves no other trace.
+    fn never_since(&self, mark: &JournalMark, id: &AttemptId) -> bool {
         if mark.incarnation != self.mark.incarnation {
             return false;
         }
@@ -444,7 +527,8 @@ impl Resident {
         let Some(index) = usize::try_from(back).ok().and_then(|back| self.heads.len().checked_sub(back + 1)) else {
             return false;
         };
-        self.heads.get(index) == Some(&mark.head)
+        self.heads.get(index).is_some_and(|(head, _)| *head == mark.head)
+            && !self.heads.range(index..).any(|(_, accepted)| *accepted == Some(*id))
     }
 
     fn resume(&self, step: &mut ResidentStep, home: NodeId, asked: &Asked) {
@@ -464,22 +548,12 @@ impl Resident {
                 step.effects.push((**finish).clone());
             }
             // Its acceptance is on the way.
-            Phase::Asking(_) | Phase::Accepted(..) | Phase::NeverStarted | Phase::Ambiguous(_) => {}
+            Phase::Waiting(_) | Phase::Asking(_) | Phase::Accepted(..) | Phase::NeverStarted | Phase::Ambiguous(_) => {}
         }
     }
 
     fn fence(&mut self, home: NodeId, id: &AttemptId) {
-        let run = (home, id.channel, id.run);
-        let fence = self.fenced.entry(run).or_insert_with(|| {
-            self.fences.push_back(run);
-            Attempt::default()
-        });
-        *fence = (*fence).max(id.attempt);
-        if self.fences.len() > FENCES_MAX
-            && let Some(oldest) = self.fences.pop_front()
-        {
-            self.fenced.remove(&oldest);
-        }
+        self.fences.entry(home).or_default().add(id);
     }
 
     fn forget(&mut self, step: &mut ResidentStep, id: AttemptId) {
@@ -492,20 +566,34 @@ impl Resident {
 
     fn record(&mut self, record: Record, out: &mut Vec<u8>) {
         let start = out.len();
+        let accepted = accepts(&record);
         let line = Line { prev: self.mark.head, record };
         let written = serde_json::to_writer(&mut *out, &line);
         debug_assert!(written.is_ok(), "records serialize: {written:?}");
         let hash = Hash::of(out.get(start..).unwrap_or_default());
         out.push(b'\n');
-        self.advance(hash);
+        self.advance(hash, accepted);
     }
 
-    fn advance(&mut self, head: Hash) {
+    fn advance(&mut self, head: Hash, accepted: Option<AttemptId>) {
         self.mark.count += 1;
         self.mark.head = head;
-        self.heads.push_back(head);
+        self.heads.push_back((head, accepted));
         if self.heads.len() > HEADS_MAX {
             self.heads.pop_front();
         }
     }
+}
+
+const fn accepts(record: &Record) -> Option<AttemptId> {
+    match record {
+        Record::Accepted { id, .. } => Some(*id),
+        _ => None,
+    }
+}
+
+/// What is told of an attempt whose number stands for something else here, or for something that is over.
+fn other_attempt() -> Verdict {
+    let reason = "that box knows an attempt of this number already; its home may have lost some of its log".to_owned();
+    Verdict::Ambiguous { reason }
 }

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 
-use super::resident::{ATTEMPTS_MAX, FENCES_MAX, HEADS_MAX, VERDICTS_MAX};
-use super::{Admission, Effect, Input, Refusal, Resident, ResidentStep, RestoreError, RunEvidence};
+use super::resident::{ATTEMPTS_MAX, ATTEMPTS_OF_HOME_MAX, FENCES_MAX, HEADS_MAX, VERDICTS_MAX};
+use super::{Admission, Effect, Input, Refusal, Resident, ResidentStep, RestoreError, RunEvidence, SESSION_LEN_MAX};
 use crate::entry::{JournalMark, MemberKind, MemberSpec, Policy};
 use crate::event::Answer;
 use crate::id::{Attempt, ChannelId, DeviceId, Handle, Hash, Incarnation, MemberId, MessageId, NodeId};
@@ -96,7 +96,8 @@ impl Rig {
     }
 
     fn ask(&mut self, id: AttemptId, seen: Option<JournalMark>) -> (Verdict, Vec<Effect>) {
-        let mut effects = self.hear(HOME, Message::Reconcile { attempts: vec![Asked { id, have: 1, seen }] });
+        let mut effects =
+            self.hear(HOME, Message::Reconcile { attempts: vec![Asked { id, have: 1, seen, payload: None }] });
         let Effect::Send(HOME, Message::Report { verdicts }) = effects.remove(0) else { panic!("{effects:?}") };
         let [(of, verdict)] = &verdicts[..] else { panic!("{verdicts:?}") };
         assert_eq!(*of, id);
@@ -106,6 +107,12 @@ impl Rig {
     fn restart(&mut self, boot: &str, evidence: impl Fn(&AttemptId) -> RunEvidence) {
         self.resident = Resident::restore(&self.journal, boot.to_owned(), evidence).expect("a sound journal");
     }
+}
+
+/// Whether a delivery was taken for one that is over: it is not run, and its home is told so.
+fn is_void(effects: &[Effect]) -> bool {
+    let [Effect::Send(_, Message::Report { verdicts })] = effects else { return false };
+    matches!(verdicts[..], [(_, Verdict::Ambiguous { .. })])
 }
 
 fn nothing(_: &AttemptId) -> RunEvidence {
@@ -291,20 +298,20 @@ fn another_home_learns_nothing_and_changes_nothing() {
         Message::FinishedAck { id: id(1, 1) },
         Message::Answer { id: id(1, 1), ask: "q".to_owned(), digest: None },
         Message::Kill { channel: id(1, 1).channel, member: MemberId(1) },
-        delivery(id(1, 1), 1, PAYLOAD),
     ];
     for frame in frames {
         let what = format!("{frame:?}");
         assert_eq!(rig.hear(OTHER, frame), Vec::new(), "{what}");
     }
-    let asked = Asked { id: id(1, 1), have: 0, seen: Some(before.1) };
+    assert!(is_void(&rig.hear(OTHER, delivery(id(1, 1), 1, PAYLOAD))));
+    let asked = Asked { id: id(1, 1), have: 0, seen: Some(before.1), payload: None };
     let told = rig.hear(OTHER, Message::Reconcile { attempts: vec![asked] });
     let absent = Message::Report { verdicts: vec![(id(1, 1), Verdict::Absent { proven: true })] };
     assert_eq!(told, [Effect::Send(OTHER, absent)]);
     assert!(rig.resident.is_running(&id(1, 1)));
     assert_eq!((rig.journal.clone(), rig.resident.mark()), before);
     // Nor does it fence off a run that is not its own.
-    let asked = Asked { id: id(2, 9), have: 0, seen: None };
+    let asked = Asked { id: id(2, 9), have: 0, seen: None, payload: None };
     rig.hear(OTHER, Message::Reconcile { attempts: vec![asked] });
     rig.start(id(2, 1));
 }
@@ -316,8 +323,8 @@ fn what_was_told_absent_never_runs_when_it_comes_late() {
     let mut rig = Rig::new();
     let mark = rig.resident.mark();
     assert_eq!(rig.ask(id(1, 2), Some(mark)).0, Verdict::Absent { proven: true });
-    assert_eq!(rig.deliver(id(1, 1)), Vec::new());
-    assert_eq!(rig.deliver(id(1, 2)), Vec::new());
+    assert!(is_void(&rig.deliver(id(1, 1))));
+    assert!(is_void(&rig.deliver(id(1, 2))));
     rig.start(id(1, 3));
 }
 
@@ -328,13 +335,13 @@ fn what_was_refused_stopped_or_forgotten_does_not_run_again() {
     let refusal = Refusal { code: "no".to_owned(), message: "no".to_owned() };
     let said = rig.feed(Input::Admitted { id: id(1, 1), result: Err(refusal) });
     assert!(matches!(said[..], [Effect::Send(HOME, Message::Refused { .. })]));
-    assert_eq!(rig.deliver(id(1, 1)), Vec::new());
+    assert!(is_void(&rig.deliver(id(1, 1))));
     rig.start(id(2, 1));
     rig.end(id(2, 1));
     assert_eq!(rig.hear(HOME, Message::FinishedAck { id: id(2, 1) }), [Effect::Forget(id(2, 1))]);
-    assert_eq!(rig.deliver(id(2, 1)), Vec::new());
+    assert!(is_void(&rig.deliver(id(2, 1))));
     rig.restart("boot-1", nothing);
-    assert_eq!(rig.deliver(id(2, 1)), Vec::new(), "not after a restart either");
+    assert!(is_void(&rig.deliver(id(2, 1))), "not after a restart either");
     rig.deliver(id(3, 1));
     rig.hear(HOME, Message::Stop { id: id(3, 1) });
     assert_eq!(rig.admit(id(3, 1)), Vec::new());
@@ -349,9 +356,9 @@ fn the_latest_fences_are_kept() {
         rig.ask(id(run, 1), None);
     }
     for run in runs - FENCES_MAX as u64 + 1..=runs {
-        assert_eq!(rig.deliver(id(run, 1)), Vec::new(), "run {run}");
+        assert!(is_void(&rig.deliver(id(run, 1))), "run {run}");
     }
-    assert!(!rig.deliver(id(1, 1)).is_empty(), "a run so long ago has no frames under way");
+    assert!(!is_void(&rig.deliver(id(1, 1))), "a run so long ago has no frames under way");
 }
 
 #[test]
@@ -362,7 +369,7 @@ fn a_newer_attempt_takes_the_place_of_an_older_one() {
     assert_eq!(rig.deliver(id(1, 2))[0], Effect::Forget(id(1, 1)));
     rig.admit(id(1, 2));
     assert_eq!(rig.resident.open().count(), 1);
-    assert_eq!(rig.deliver(id(1, 1)), Vec::new());
+    assert!(is_void(&rig.deliver(id(1, 1))));
 }
 
 // ---- deliveries ----
@@ -382,7 +389,7 @@ fn a_repeated_delivery_is_answered_with_where_it_stands() {
         [Effect::Accept { start: false, .. }, Effect::Resume { from: 0, .. }, Effect::Finish { .. }]
     ));
     let other = rig.hear(HOME, delivery(id(1, 1), 1, b"something else"));
-    assert_eq!(other, Vec::new(), "the same attempt with another payload is no attempt");
+    assert!(is_void(&other), "the same attempt with another payload is no attempt");
 }
 
 #[test]
@@ -397,23 +404,175 @@ fn the_start_carries_what_the_home_and_the_owner_said() {
     assert_eq!(rig.feed(Input::AcceptedDurable(id(1, 1))), Vec::new(), "it starts once");
 }
 
-#[test]
-fn a_damaged_payload_a_busy_member_and_one_attempt_too_many_are_refused() {
-    let mut rig = Rig::new();
-    let code = |effects: Vec<Effect>| match &effects[..] {
-        [Effect::Send(HOME, Message::Refused { code, .. })] => code.clone(),
+fn refused(effects: &[Effect]) -> &str {
+    match effects {
+        [Effect::Send(_, Message::Refused { code, .. })] => code,
         other => panic!("{other:?}"),
-    };
-    assert_eq!(code(rig.hear(HOME, delivery(id(1, 1), 1, b"not what comes"))), "damaged");
-    rig.start(id(1, 1));
-    assert_eq!(code(rig.hear(HOME, delivery(id(2, 1), 1, PAYLOAD))), "busy");
-    for run in 2..=ATTEMPTS_MAX as u64 {
+    }
+}
+
+#[test]
+fn a_damaged_payload_is_refused_for_good() {
+    let mut rig = Rig::new();
+    assert_eq!(refused(&rig.hear(HOME, delivery(id(1, 1), 1, b"not what comes"))), "damaged");
+    assert!(is_void(&rig.deliver(id(1, 1))), "its home was told that it failed");
+    rig.start(id(1, 2));
+}
+
+#[test]
+fn one_attempt_too_many_is_refused_and_no_home_takes_the_places_of_others() {
+    let mut rig = Rig::new();
+    let taken = ATTEMPTS_OF_HOME_MAX as u64;
+    for run in 1..=taken {
         assert!(matches!(rig.deliver(id(run, 1))[..], [Effect::Admit { .. }]));
     }
-    assert_eq!(code(rig.deliver(id(9999, 1))), "limit");
+    assert_eq!(refused(&rig.deliver(id(9999, 1))), "limit");
+    let others = ATTEMPTS_MAX as u64 - taken;
+    for run in 1..=others {
+        let effects = rig.hear(OTHER, delivery(id(10_000 + run, 1), 10_000 + run, PAYLOAD));
+        assert!(matches!(effects[..], [Effect::Admit { .. }]));
+    }
+    let third = DeviceId([3; 32]);
+    assert_eq!(refused(&rig.hear(third, delivery(id(9998, 1), 9998, PAYLOAD))), "limit");
+    rig.admit(id(1, 1));
+    rig.feed(Input::AcceptedDurable(id(1, 1)));
     rig.end(id(1, 1));
     rig.hear(HOME, Message::FinishedAck { id: id(1, 1) });
-    assert!(matches!(rig.deliver(id(9999, 1))[..], [Effect::Admit { .. }]), "there is room again");
+    assert!(matches!(rig.deliver(id(9997, 1))[..], [Effect::Admit { .. }]), "there is room again");
+}
+
+#[test]
+fn a_turn_waits_for_its_member_s_turn_before_it() {
+    // The home gave the first one up, and has not heard yet that it is over here.
+    type Over = fn(&mut Rig) -> Vec<Effect>;
+    let ways: [(bool, Over); 2] =
+        [(true, |rig| rig.end(id(1, 1))), (false, |rig| rig.hear(HOME, Message::Stop { id: id(1, 1) }))];
+    for (runs, over) in ways {
+        let mut rig = Rig::new();
+        if runs {
+            rig.start(id(1, 1))
+        } else {
+            rig.accept(id(1, 1))
+        };
+        assert_eq!(rig.hear(HOME, delivery(id(2, 1), 1, PAYLOAD)), Vec::new());
+        assert_eq!(rig.ask(id(2, 1), None), (Verdict::Known, Vec::new()));
+        assert_eq!(rig.hear(HOME, delivery(id(2, 1), 1, PAYLOAD)), Vec::new(), "also when it comes twice");
+        assert_eq!(refused(&rig.hear(HOME, delivery(id(3, 1), 1, PAYLOAD))), "busy", "one waits, not a queue of them");
+        let effects = over(&mut rig);
+        assert!(matches!(effects.last(), Some(Effect::Admit { id: next, .. }) if *next == id(2, 1)), "{effects:?}");
+        rig.admit(id(2, 1));
+        assert!(matches!(rig.feed(Input::AcceptedDurable(id(2, 1)))[..], [Effect::Start { .. }]));
+    }
+}
+
+#[test]
+fn a_turn_that_waits_is_stopped_like_any_other() {
+    let mut rig = Rig::new();
+    rig.start(id(1, 1));
+    rig.hear(HOME, delivery(id(2, 1), 1, PAYLOAD));
+    rig.hear(HOME, Message::Stop { id: id(2, 1) });
+    assert_eq!(rig.ask(id(2, 1), None).0, Verdict::NeverStarted);
+    assert!(matches!(rig.end(id(1, 1))[..], [Effect::Finish { .. }]), "nothing follows");
+    assert_eq!(rig.hear(HOME, Message::FinishedAck { id: id(2, 1) }), [Effect::Forget(id(2, 1))]);
+}
+
+#[test]
+fn a_node_that_stops_begins_nothing_that_waits() {
+    let mut rig = Rig::new();
+    rig.start(id(1, 1));
+    rig.hear(HOME, delivery(id(2, 1), 1, PAYLOAD));
+    assert!(matches!(rig.feed(Input::Stopped(id(1, 1)))[..], [Effect::Send(_, Message::Report { .. })]));
+    let effects = rig.hear(HOME, Message::FinishedAck { id: id(1, 1) });
+    assert!(matches!(effects[..], [Effect::Forget(_), Effect::Admit { .. }]), "it goes on when its home does");
+}
+
+#[test]
+fn the_next_try_stops_one_that_still_runs_and_waits_for_it() {
+    let mut rig = Rig::new();
+    rig.start(id(1, 1));
+    assert_eq!(rig.deliver(id(1, 2)), [Effect::Interrupt(id(1, 1), HOME)]);
+    assert!(rig.resident.is_running(&id(1, 1)), "its end is waited for");
+    assert!(matches!(rig.end(id(1, 1))[..], [Effect::Finish { .. }, Effect::Admit { .. }]));
+    // Neither does an older one come back.
+    let mut rig = Rig::new();
+    rig.start(id(1, 2));
+    assert!(is_void(&rig.deliver(id(1, 1))));
+}
+
+#[test]
+fn threat_another_home_cannot_have_attempts_forgotten() {
+    let mut rig = Rig::new();
+    rig.start(id(1, 1));
+    rig.start(id(2, 1));
+    rig.end(id(2, 1));
+    let journal = rig.journal.len();
+    for run in [1, 2] {
+        // A later try of the same run, for a member that is not busy.
+        let effects = rig.hear(OTHER, delivery(id(run, 2), 99 + run, PAYLOAD));
+        assert!(matches!(effects[..], [Effect::Admit { .. }]), "its owner refuses it: {effects:?}");
+        let refusal = Refusal { code: "not_home".to_owned(), message: "no".to_owned() };
+        rig.feed(Input::Admitted { id: id(run, 2), result: Err(refusal) });
+    }
+    assert_eq!(rig.journal.len(), journal, "nothing was forgotten");
+    assert!(rig.resident.is_running(&id(1, 1)));
+    assert!(matches!(rig.ask(id(2, 1), None).1[..], [.., Effect::Finish { .. }]));
+    assert!(matches!(rig.deliver(id(2, 2))[..], [Effect::Forget(_), Effect::Admit { .. }]), "nor fenced off");
+}
+
+#[test]
+fn threat_another_home_cannot_push_fences_out() {
+    let mut rig = Rig::new();
+    rig.ask(id(1, 1), None);
+    for run in 0..FENCES_MAX as u64 + 10 {
+        let asked = Asked { id: id(run, 1), have: 0, seen: None, payload: None };
+        rig.hear(OTHER, Message::Reconcile { attempts: vec![asked] });
+    }
+    assert!(is_void(&rig.deliver(id(1, 1))));
+}
+
+#[test]
+fn what_ran_and_was_forgotten_is_not_proven_absent() {
+    // The home's log went back to before the end: it asks again, with the mark that it had when it sent the attempt.
+    let mut rig = Rig::new();
+    let seen = rig.resident.mark();
+    rig.start(id(1, 1));
+    rig.end(id(1, 1));
+    rig.hear(HOME, Message::FinishedAck { id: id(1, 1) });
+    assert_eq!(rig.ask(id(1, 1), Some(seen)).0, Verdict::Absent { proven: false });
+    assert_eq!(rig.ask(id(2, 1), Some(seen)).0, Verdict::Absent { proven: true }, "others never arrived");
+    rig.restart("boot-1", nothing);
+    assert_eq!(rig.ask(id(1, 1), Some(seen)).0, Verdict::Absent { proven: false });
+}
+
+#[test]
+fn a_number_that_stands_for_another_payload_here_is_said_to() {
+    let mut rig = Rig::new();
+    rig.start(id(1, 1));
+    rig.end(id(1, 1));
+    let other = Some(Hash::of(b"what the home has sent since its log went back"));
+    let asked = Asked { id: id(1, 1), have: 0, seen: None, payload: other };
+    assert!(is_void(&rig.hear(HOME, Message::Reconcile { attempts: vec![asked] })), "and no events follow");
+    let same = Asked { payload: Some(Hash::of(PAYLOAD)), ..asked };
+    let effects = rig.hear(HOME, Message::Reconcile { attempts: vec![same] });
+    assert!(matches!(effects[..], [.., Effect::Finish { .. }]));
+}
+
+#[test]
+fn events_without_their_hand_over_are_no_proof_that_nothing_began() {
+    // A disk that fails takes the record with it, and the node has not gone down since.
+    let mut rig = Rig::new();
+    rig.accept(id(1, 1));
+    rig.restart("boot-1", some);
+    assert!(matches!(rig.ask(id(1, 1), None).0, Verdict::Ambiguous { .. }));
+}
+
+#[test]
+fn a_session_that_no_delivery_could_carry_is_left_out() {
+    let mut rig = Rig::new();
+    rig.start(id(1, 1));
+    let session = Some("s".repeat(SESSION_LEN_MAX + 1));
+    let end = Input::Ended { id: id(1, 1), events: 2, length: 20, journal: Hash::of(b"j"), session };
+    assert!(matches!(rig.feed(end)[..], [Effect::Finish { session: None, .. }]));
 }
 
 // ---- ends ----
@@ -464,7 +623,8 @@ fn a_home_that_comes_back_is_told_of_everything_that_is_kept_for_it() {
 #[test]
 fn a_long_report_comes_in_pieces() {
     let mut rig = Rig::new();
-    let attempts = (1..=VERDICTS_MAX as u64 + 1).map(|run| Asked { id: id(run, 1), have: 0, seen: None });
+    let attempts =
+        (1..=VERDICTS_MAX as u64 + 1).map(|run| Asked { id: id(run, 1), have: 0, seen: None, payload: None });
     let effects = rig.hear(HOME, Message::Reconcile { attempts: attempts.collect() });
     let sizes = effects.iter().map(|effect| match effect {
         Effect::Send(HOME, Message::Report { verdicts }) => verdicts.len(),

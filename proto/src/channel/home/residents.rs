@@ -21,6 +21,7 @@ impl Home {
                 id: self.attempt_id(*run, turn),
                 have: self.runs.get(run).map_or(0, |progress| progress.events),
                 seen: turn.seen,
+                payload: Some(turn.payload),
             })
             .collect::<Vec<_>>();
         if !attempts.is_empty() {
@@ -147,7 +148,7 @@ impl Home {
     pub(super) fn reconcile(&self, step: &mut Step, id: AttemptId) {
         let Some(turn) = self.state.turns.get(&id.run) else { return };
         let have = self.runs.get(&id.run).map_or(0, |progress| progress.events);
-        let attempts = vec![Asked { id, have, seen: turn.seen }];
+        let attempts = vec![Asked { id, have, seen: turn.seen, payload: Some(turn.payload) }];
         step.effects.push(Effect::Send(turn.node, Message::Reconcile { attempts }, Vec::new()));
     }
 
