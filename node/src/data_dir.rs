@@ -85,6 +85,8 @@ impl DataDir {
             move |error| DirError::Io { path, error }
         };
         fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed(path))?;
+        // Before anything is made or changed, the lock and the folder's mode too.
+        Self::check_format(path)?;
         let meta = fs::metadata(path).map_err(failed(path))?;
         let uid = rustix::process::geteuid().as_raw();
         if meta.uid() != uid && uid != 0 {
@@ -118,6 +120,19 @@ impl DataDir {
         lock.rewind().map_err(failed(&lock_path))?;
         writeln!(lock, "{}", std::process::id()).map_err(failed(&lock_path))?;
         Ok(Self { _lock: lock })
+    }
+
+    /// Refuses a folder that a newer version wrote. Touches nothing.
+    ///
+    /// # Errors
+    /// When it is one, or its format cannot be read.
+    pub fn check_format(path: &Path) -> Result<(), DirError> {
+        let format_path = path.join(FORMAT_NAME);
+        match fs::read_to_string(&format_path).map(|text| text.trim().parse().unwrap_or(u32::MAX)) {
+            Ok(found) if found > FORMAT => Err(DirError::Newer { path: path.to_owned(), found }),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(DirError::Io { path: format_path, error }),
+            _ => Ok(()),
+        }
     }
 
     /// Whether a node holds the folder now.
@@ -193,5 +208,6 @@ mod tests {
         let error = DataDir::open(dir.path()).expect_err("newer").to_string();
         assert!(error.contains("newer"), "{error}");
         assert_eq!(fs::read_to_string(dir.path().join(FORMAT_NAME)).expect("read"), "2\n");
+        assert_eq!(fs::read_dir(dir.path()).expect("a folder").count(), 1, "not even a lock was made");
     }
 }

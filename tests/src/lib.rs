@@ -10,6 +10,8 @@
 //! | [`view`] | what a channel shows: entries, turns, cards |
 //! | [`model`] | the offline model that real agents are pointed at |
 //! | [`clis`] | the pinned command lines of real agents |
+//! | [`boxes`] | two boxes with networks of their own, joined by a cable |
+//! | [`root`] | what only root can show |
 //!
 //! Helpers panic when a fact does not come true: they are for tests, and say what they waited for and what they saw.
 //!
@@ -20,11 +22,13 @@
 //! assert_eq!(answer["turns"][0]["status"], "completed");
 //! ```
 
+pub mod boxes;
 pub mod clis;
 pub mod mesh;
 pub mod model;
 pub mod node;
 pub mod process;
+pub mod root;
 pub mod socket;
 pub mod view;
 pub mod wait;

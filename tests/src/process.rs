@@ -250,6 +250,45 @@ impl Finished {
     }
 }
 
+/// What a program of a member may find in its environment: these, when the node has them, and what its owner passes on.
+pub const ALLOWED_ENV: [&str; 24] = [
+    "HOME",
+    "PATH",
+    "LANG",
+    "TMPDIR",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+    "no_proxy",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "CURL_CA_BUNDLE",
+    "REQUESTS_CA_BUNDLE",
+    "NODE_EXTRA_CA_CERTS",
+    "GIT_SSL_CAINFO",
+    "TIELINE_SOCKET",
+    "TIELINE_CHANNEL",
+    "TIELINE_MEMBER",
+    "TIELINE_TOKEN",
+    "TIELINE_POLICY",
+    "TIELINE_MODEL",
+];
+
+/// Asserts that an environment, as `/proc/PID/environ` has it, holds nothing but what a member's program may see.
+///
+/// # Panics
+/// When it holds more.
+pub fn assert_allowed_env(environ: &str) {
+    let names = environ.split(['\0', '\n']).filter_map(|pair| Some(pair.split_once('=')?.0));
+    let more: Vec<_> = names.filter(|name| !ALLOWED_ENV.contains(name)).collect();
+    assert!(more.is_empty(), "{more:?} reached the program");
+    assert!(environ.contains("TIELINE_TOKEN="), "the environment could not be read: {environ:?}");
+}
+
 fn parse(what: &str, line: &str) -> Value {
     serde_json::from_str(line).unwrap_or_else(|error| panic!("{what}: not JSON: {error}: {line}"))
 }

@@ -7,6 +7,7 @@ use tieline_proto::api::{ApiError, Code, Request};
 use super::table::columns;
 use super::{Context, Done, Exit};
 use crate::config::Flags;
+use crate::data_dir::DataDir;
 use crate::harness::Registry;
 use crate::harness::env;
 use crate::harness::registry::RegistryError;
@@ -35,6 +36,10 @@ pub enum HarnessCommand {
 pub async fn run(context: &Context, command: HarnessCommand) -> Done {
     let config = context.load(Flags::default())?.config;
     let env = env::base(std::env::vars_os(), &config.env_pass);
+    // An older binary leaves a newer one's folder alone.
+    DataDir::check_format(&config.data).map_err(|error| {
+        ApiError::new(Code::Internal, error.to_string()).hint("use the newer version, or another folder: --data DIR")
+    })?;
     match command {
         HarnessCommand::List => {
             let commands = config.harness.into_iter().map(|(name, of)| (name, of.command)).collect();

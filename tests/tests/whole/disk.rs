@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tieline_tests::mesh::Plan;
+use tieline_tests::root::is_root_for;
 use tieline_tests::view::{Channel, Saved, assert_dense};
-use tieline_tests::{Node, Setup, until};
+use tieline_tests::{Node, Process, Setup, until};
 
 fn lobby(node: &Node) -> Channel<'_> {
     Channel::new(node, "lobby")
@@ -42,12 +43,14 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 struct Tmpfs(PathBuf);
 
 impl Tmpfs {
-    /// `None` without the right to mount.
-    fn mount(at: &Path, size: &str) -> Option<Self> {
+    fn mount(at: &Path, size: &str) -> Self {
         fs::create_dir_all(at).expect("a folder can be made");
         let options = format!("size={size},mode=0700");
-        let status = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(at).status();
-        status.is_ok_and(|status| status.success()).then(|| Self(at.to_owned()))
+        let mut command = Command::new("mount");
+        command.args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(at);
+        let mounted = Process::spawn(command).finish();
+        assert_eq!(mounted.code, Some(0), "no small disk can be mounted here: {}", mounted.stderr);
+        Self(at.to_owned())
     }
 }
 
@@ -59,11 +62,11 @@ impl Drop for Tmpfs {
 
 #[test]
 fn full_disk_makes_the_channel_read_only_and_it_resumes_when_there_is_space() {
-    let dir = tempfile::tempdir().expect("a temporary folder");
-    let Some(tmpfs) = Tmpfs::mount(&dir.path().join("small"), "20m") else {
-        eprintln!("not shown: this box does not let us mount a file system (run as root)");
+    if !is_root_for("a full disk") {
         return;
-    };
+    }
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let tmpfs = Tmpfs::mount(&dir.path().join("small"), "20m");
     let ballast = tmpfs.0.join("ballast");
     fs::write(&ballast, vec![1; 10 << 20]).expect("there is space for the ballast");
     // The home's disk is small; the agent lives on another box, whose disk is not.

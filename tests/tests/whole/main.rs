@@ -6,6 +6,7 @@ mod disk;
 mod first_minutes;
 mod five_faults;
 mod holds;
+mod network;
 mod one_box;
 mod real;
 mod remote_turn;

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use tieline_tests::mesh::Plan;
+use tieline_tests::model::SECRETS;
+use tieline_tests::process::assert_allowed_env;
 use tieline_tests::view::{Saved, assert_dense, body, contains};
 use tieline_tests::{Finished, Mesh, Node, Setup};
 
@@ -214,6 +216,31 @@ fn post_from_inside_a_turn_speaks_as_the_member() {
     assert_eq!(body(&inside)["run"], saved.turn()["message"], "it names the turn it came from");
     let answer: Value = serde_json::from_str(&mesh.wait_file("post.json", "receipt")).expect("one JSON value");
     assert_eq!(answer["message"], inside["message"]);
+}
+
+/// Whatever the node was started with: a program finds the short list, what its owner passes on, and nothing else.
+#[test]
+fn programs_environment_holds_nothing_but_the_allowed_names() {
+    let mut plan = Plan::default();
+    for (name, value) in SECRETS {
+        plan.resident = plan.resident.env(name, value);
+    }
+    for name in ["USER", "SHELL", "LD_LIBRARY_PATH", "TIELINE_LOG_LEVEL", "EDITOR"] {
+        plan.resident = plan.resident.env(name, "info");
+    }
+    for (name, value) in [("TMPDIR", "/tmp"), ("HTTPS_PROXY", "http://127.0.0.1:9"), ("SSL_CERT_FILE", "/no/such")] {
+        plan.resident = plan.resident.env(name, value);
+    }
+    // Before the shell adds anything of its own.
+    let script = plan.script("bare", "#!/bin/sh\ncat >/dev/null\ntr '\\0' '\\n' </proc/$$/environ >env.txt\necho ok\n");
+    let mesh = plan.command("bare", [script]).start();
+    mesh.add("bot", "bare");
+    let _ = mesh.lobby().ask("@bot look around").answer();
+    let env = mesh.wait_file("env.txt", "TIELINE_TOKEN=");
+    assert_allowed_env(&env);
+    for name in ["HOME", "PATH", "LANG", "TMPDIR", "HTTPS_PROXY", "SSL_CERT_FILE"] {
+        assert!(env.lines().any(|line| line.starts_with(&format!("{name}="))), "{name} is missing in:\n{env}");
+    }
 }
 
 /// What a turn's program leaves behind ends with the turn: nothing runs on a box that no turn accounts for.
