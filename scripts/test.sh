@@ -32,4 +32,4 @@ step book scripts/lint.sh book
 step run-once make --no-print-directory run ONCE=1 PROFILE=ci
 step install scripts/install-check.sh
 
-exec python3 scripts/shown.py "$out/steps.tsv" target/nextest/ci/junit.xml tests/shown.toml
+exec python3 scripts/shown.py "$out/steps.tsv" target/nextest/ci/junit.xml tests/shown.toml tests/cases.toml

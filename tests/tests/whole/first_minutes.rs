@@ -42,20 +42,3 @@ fn commands_that_up_prints_work_and_the_first_post_is_answered() {
     }
     assert!(answered, "a post was answered:\n{}", node.log());
 }
-
-#[test]
-fn upgrade_keeps_the_data() {
-    let dir = tempfile::tempdir().expect("a temporary folder");
-    let mut node = Setup::new(dir.path()).start();
-    let _ = node.cli(["channel", "create", "lobby", "--json"]).ok();
-    let saved = node.cli(["post", "lobby", "before the upgrade", "--json"]).ok().json();
-    node.stop();
-    // The binary of tomorrow is a new file under the old name.
-    let copy = dir.path().join("tieline");
-    std::fs::copy(binary("tieline"), &copy).expect("a binary can be copied");
-    let version = Command::new(&copy).arg("--version").output().expect("it runs");
-    assert!(version.status.success());
-    node.start();
-    let tail = node.cli(["tail", "lobby", "--once", "--json"]).ok().json_lines();
-    assert!(tail.iter().any(|frame| frame["seq"] == saved["seq"]), "{tail:?}");
-}

@@ -2,10 +2,12 @@
 
 mod bad_input;
 mod between;
+mod cases;
 mod disk;
 mod first_minutes;
 mod five_faults;
 mod holds;
+mod make_run;
 mod network;
 mod one_box;
 mod real;
@@ -13,3 +15,4 @@ mod remote_turn;
 mod surfaces;
 mod torture;
 mod turns;
+mod upgrade;

@@ -150,6 +150,32 @@ fn lives_on_after_an_error_of_its_model(agent: Agent) {
     assert_eq!(stage.mesh.lobby().ask("@bot fake:text(alive)").answer().trim(), "alive");
 }
 
+/// Case D14: a session that is resumed brings nothing of its past into the new turn.
+fn resumes_without_showing_its_past(agent: Agent) {
+    let stage = Stage::new(agent);
+    // Several hundred events, as each word of the model is one.
+    let words = "of-the-past ".repeat(300);
+    for _ in 0..2 {
+        let _ = stage.mesh.lobby().ask(&format!("@bot fake:text({words})")).answer();
+    }
+    assert!(kill_workers(&stage.mesh.work(), Signal::KILL) > 0, "the agent works in its folder");
+    let head = stage.mesh.lobby().entries().len() as u64;
+    let mut tail = stage.mesh.lobby().follow(head);
+    let saved = stage.mesh.lobby().ask("@bot fake:history");
+    assert_eq!(saved.answer().trim(), "prompts seen: text,text,history", "the session is the old one");
+    let run = saved.turn()["message"].clone();
+    let mut events = Vec::new();
+    tail.wait_json("the end of the turn", |frame| {
+        if frame["type"] == "event" {
+            events.push(frame.clone());
+        }
+        frame["kind"] == "turn-finished" && body(frame)["message"] == run
+    });
+    assert!(events.iter().all(|event| event["message"] == run), "{events:?}");
+    assert!(!events.iter().any(|event| event.to_string().contains("of-the-past")), "{events:?}");
+    assert!(events.len() < 50, "{} events for one line", events.len());
+}
+
 /// The keeper that the node starts for each program; what it has is what the program gets.
 fn is_keeper(pid: &Pid) -> bool {
     let name = fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero())).unwrap_or_default();
@@ -276,6 +302,8 @@ for_both! {
     real_claude_is_interrupted_mid_stream, real_codex_is_interrupted_mid_stream: is_interrupted_mid_stream;
     real_claude_is_resumed_after_kill_9, real_codex_is_resumed_after_kill_9: is_resumed_after_its_process_was_killed;
     real_claude_uses_the_persons_own_login, real_codex_uses_the_persons_own_login: uses_the_persons_own_login;
+    real_claude_case_d14_resumes_without_its_past, real_codex_case_d14_resumes_without_its_past:
+        resumes_without_showing_its_past;
     real_claude_lives_on_after_a_model_error, real_codex_lives_on_after_a_model_error:
         lives_on_after_an_error_of_its_model;
     real_claude_finishes_once_when_the_home_restarts, real_codex_finishes_once_when_the_home_restarts:
