@@ -9,6 +9,7 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tieline_proto::api::{ApiError, Code, Posted, Request};
+use tieline_proto::channel::ATTACHMENTS_MAX;
 use tieline_proto::id::{ClientId, MessageId};
 use tieline_proto::text;
 use tokio::time::Instant;
@@ -74,8 +75,8 @@ struct Waited {
 /// Runs it.
 pub async fn run(context: &Context, args: Post) -> Done {
     let (channel, text) = channel_and_text(&args.words, &Context::env)?;
-    if args.attach.len() > attach::COUNT_MAX {
-        return Err(ApiError::new(Code::Limit, format!("a post has at most {} attachments", attach::COUNT_MAX))
+    if args.attach.len() > ATTACHMENTS_MAX {
+        return Err(ApiError::new(Code::Limit, format!("a post has at most {} attachments", ATTACHMENTS_MAX))
             .hint("pack them into one file, or post the rest after it"));
     }
     let client_id = match &args.id {

@@ -6,18 +6,18 @@
 //! | `channel`, `commit` | channels at their home, and their steps' way to disk |
 //! | `calls` | requests of the API |
 //! | `remote` | frames of other nodes |
-//! | `turns`, `runner`, `pump` | turns that run here |
+//! | `turns`, `runner`, `pump`, `files` | turns that run here |
 //! | `feed` | subscriptions |
 //!
 //! One task owns all state. It never waits for a disk, a link or a harness: those have tasks and queues of their own
 //! and report back. **One input, drain what it led to, next input.**
 
-mod base64;
 mod blobs;
 mod calls;
 mod channel;
 mod commit;
 mod feed;
+mod files;
 mod membership;
 pub mod offline;
 mod open;
@@ -51,8 +51,9 @@ use tokio_util::sync::CancellationToken;
 
 pub use open::{StartError, run};
 pub use tokens::AgentTokens;
-pub use up::up;
+pub use up::{explain, up};
 
+use crate::base64url as base64;
 use crate::config::Config;
 use crate::handle::{ApiCall, Caller, NodeHandle};
 use crate::net::{Net, NetEvent, NetEvents, OrgView};
@@ -187,6 +188,10 @@ enum Owner {
     Blob,
 }
 
+fn ended(part: &str) -> StartError {
+    StartError::Unsound(format!("{part} of the node ended by itself; its log says why"))
+}
+
 /// What the loop listens to.
 struct Sources {
     calls: mpsc::Receiver<ApiCall>,
@@ -198,8 +203,9 @@ struct Sources {
 }
 
 impl Node {
-    /// Runs until the node is told to stop.
-    async fn drive(&mut self, sources: &mut Sources) {
+    /// Runs until the node is told to stop. The error is a part of the node that ended by itself: without it nothing
+    /// would be answered any more, so that whoever watches the node must start it again.
+    async fn drive(&mut self, sources: &mut Sources) -> Result<(), StartError> {
         self.work_off();
         while !self.stop.is_cancelled() {
             let sleep = tokio::time::sleep_until(self.next_due());
@@ -208,7 +214,8 @@ impl Node {
                 biased;
                 () = stop.cancelled() => break,
                 // Finishing what was begun goes before beginning anything.
-                Some(report) = sources.reports.recv() => {
+                report = sources.reports.recv() => {
+                    let Some(report) = report else { return Err(ended("the writer")) };
                     self.report(report);
                     // The writer reports one commit after the other; they belong together.
                     while let Ok(report) = sources.reports.try_recv() {
@@ -219,7 +226,7 @@ impl Node {
                 Some(done) = sources.done.recv() => self.done(done),
                 event = sources.net.recv() => match event {
                     Some(event) => self.net_event(event),
-                    None => break,
+                    None => return Err(ended("the network")),
                 },
                 Some((message, tail)) = sources.local.recv() => {
                     self.work.push_back(Work::ToHome(self.me, message, tail));
@@ -233,6 +240,7 @@ impl Node {
             self.work_off();
             self.drain_backlog();
         }
+        Ok(())
     }
 
     /// Takes what the parts of this node have said to each other to where it belongs.
