@@ -26,6 +26,8 @@ use crate::store::Layout;
 /// When a node holds the folder, or it cannot be read or written.
 pub fn org_show(config: &Config) -> Result<view::Org, ApiError> {
     let _held = DataDir::open(&config.data).map_err(|error| super::up::explain(&error.into()))?;
+    finish_joining(&config.data)
+        .map_err(|error| ApiError::new(Code::Internal, format!("the enrolment can't be finished: {error}")))?;
     let layout = Layout::new(&config.data);
     let keys = open::device_keys(&config.data).map_err(|error| super::up::explain(&error))?;
     let opened = match open::open_org(&layout, keys.device()).map_err(|error| super::up::explain(&error))? {
@@ -50,6 +52,8 @@ pub async fn join(
     show: impl FnMut(PairStep) + Send,
 ) -> Result<PairStep, ApiError> {
     let _held = DataDir::open(&config.data).map_err(|error| super::up::explain(&error.into()))?;
+    finish_joining(&config.data)
+        .map_err(|error| ApiError::new(Code::Internal, format!("the enrolment can't be finished: {error}")))?;
     let layout = Layout::new(&config.data);
     let keys = Arc::new(open::device_keys(&config.data).map_err(|error| super::up::explain(&error))?);
     let opened = open::open_org(&layout, keys.device()).map_err(|error| super::up::explain(&error))?;
@@ -117,7 +121,19 @@ pub(super) async fn enrol(
     })
 }
 
+/// Holds the org that a box was enrolled in until all of it is there.
+const JOINING: &str = "joining";
+
+/// Says that it is: what stands in it names the org that makes room, if there is one.
+const COMPLETE: &str = "complete";
+
+/// What the first start makes, and what gives way to the org that a box was enrolled in.
+const FOUNDED: [&str; 6] = ["org", "channels", "keys/root", "keys/link", "index", "peers.json"];
+
 /// Makes a data folder that of a device of the org that it was enrolled in.
+///
+/// The host has enrolled the device by now. A crash must not lose that: all is written beside what is there, and takes
+/// its place in steps that [`finish_joining`] takes up again.
 pub(super) fn adopt(
     layout: &Layout,
     keys: &DeviceKeys,
@@ -125,14 +141,6 @@ pub(super) fn adopt(
     residency: Option<&Residency>,
 ) -> Result<(), ApiError> {
     let failed = |error: &dyn std::fmt::Display| ApiError::new(Code::Internal, error.to_string());
-    let before = open::open_org(layout, keys.device()).map_err(|error| failed(&error))?;
-    let same = before.as_ref().is_some_and(|opened| opened.org.fingerprint() == joined.org.fingerprint());
-    if let Some(opened) = before.filter(|_| !same) {
-        set_aside(layout.root(), &opened.org).map_err(|error| failed(&error))?;
-    }
-    if !same {
-        open::keep_joined(layout, keys, joined).map_err(|error| failed(&error))?;
-    }
     if let Some(Residency { harnesses, folders, ceiling }) = residency {
         let grant = Grant {
             home: joined.node,
@@ -142,17 +150,112 @@ pub(super) fn adopt(
         };
         Consent::grant(layout.root(), grant).map_err(|error| failed(&error))?;
     }
-    Ok(())
+    let before = open::open_org(layout, keys.device()).map_err(|error| failed(&error))?.map(|opened| opened.org);
+    if before.as_ref().is_some_and(|org| org.fingerprint() == joined.org.fingerprint()) {
+        return Ok(());
+    }
+    let joining = layout.root().join(JOINING);
+    match std::fs::remove_dir_all(&joining) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(&error)),
+        _ => {}
+    }
+    open::keep_joined(&Layout::new(&joining), keys, joined).map_err(|error| failed(&error))?;
+    let before = before.map_or_else(String::new, |org| org.fingerprint().short());
+    crate::keys::write(&joining.join(COMPLETE), before.as_bytes()).map_err(|error| failed(&error))?;
+    finish_joining(layout.root()).map_err(|error| failed(&error))
 }
 
-/// Moves what the first start made out of the way. Nothing is deleted.
-fn set_aside(root: &Path, org: &Org) -> std::io::Result<()> {
-    let suffix = org.fingerprint().short();
-    for name in ["org", "channels", "keys/root", "index"] {
-        let from = root.join(name);
-        if from.exists() {
-            std::fs::rename(&from, root.join(format!("{name}.before-{suffix}")))?;
+/// Puts the org that a box was enrolled in in its place, if one waits for that. What was there before is moved out of the
+/// way; nothing is deleted.
+pub(super) fn finish_joining(root: &Path) -> std::io::Result<()> {
+    let joining = root.join(JOINING);
+    let before = match std::fs::read_to_string(joining.join(COMPLETE)) {
+        Ok(before) => before,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    for name in FOUNDED {
+        let (old, new) = (root.join(name), joining.join(name));
+        let aside = root.join(format!("{name}.before-{before}"));
+        // Once it is aside, what stands in its place is new.
+        if !before.is_empty() && old.exists() && !aside.exists() {
+            std::fs::rename(&old, &aside)?;
+        }
+        if new.exists() {
+            std::fs::rename(&new, &old)?;
         }
     }
-    Ok(())
+    for folder in [root.join("keys"), root.to_owned()] {
+        std::fs::File::open(folder)?.sync_all()?;
+    }
+    std::fs::remove_file(joining.join(COMPLETE))?;
+    std::fs::remove_dir_all(&joining)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// A folder with an org of its own, and one that waits to take its place.
+    fn folder() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        for (path, text) in [("org/log/1", "old"), ("keys/root", "old"), ("keys/link", "old"), ("keys/device", "own")] {
+            write(path, text);
+        }
+        for path in ["org/log/1", "keys/link", "peers.json"] {
+            write(&format!("{JOINING}/{path}"), "new");
+        }
+        write(&format!("{JOINING}/{COMPLETE}"), "abc");
+        dir
+    }
+
+    fn check(root: &Path) {
+        let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
+        assert_eq!([read("org/log/1"), read("keys/link"), read("peers.json")], ["new", "new", "new"]);
+        assert_eq!(read("org.before-abc/log/1") + &read("keys/root.before-abc"), "oldold");
+        assert_eq!([read("keys/link.before-abc"), read("keys/device"), read("keys/root")], ["old", "own", ""]);
+        assert!(!root.join(JOINING).exists());
+    }
+
+    #[test]
+    fn an_enrolment_takes_its_place_and_what_was_there_is_kept() {
+        let dir = folder();
+        finish_joining(dir.path()).unwrap();
+        check(dir.path());
+        finish_joining(dir.path()).unwrap();
+        check(dir.path());
+    }
+
+    #[test]
+    fn an_enrolment_that_a_crash_broke_off_goes_on_at_the_next_start() {
+        let steps: [&[(&str, &str)]; 4] = [
+            &[("org", "org.before-abc")],
+            &[("org", "org.before-abc"), ("joining/org", "org")],
+            &[("org", "org.before-abc"), ("joining/org", "org"), ("keys/root", "keys/root.before-abc")],
+            &[("keys/link", "keys/link.before-abc"), ("joining/keys/link", "keys/link")],
+        ];
+        for done in steps {
+            let dir = folder();
+            for (from, to) in done {
+                fs::rename(dir.path().join(from), dir.path().join(to)).unwrap();
+            }
+            finish_joining(dir.path()).unwrap();
+            check(dir.path());
+        }
+    }
+
+    #[test]
+    fn an_enrolment_that_is_not_whole_changes_nothing() {
+        let dir = folder();
+        fs::remove_file(dir.path().join(JOINING).join(COMPLETE)).unwrap();
+        finish_joining(dir.path()).unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join("org/log/1")).unwrap(), "old");
+    }
 }
