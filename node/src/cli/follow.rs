@@ -114,7 +114,16 @@ impl Follow {
     pub async fn start(dial: &Dial, what: What) -> Result<Self, ApiError> {
         let mut client = dial.connect().await?;
         let call = subscribe(&mut client, &what).await?;
-        Ok(Self { dial: dial.clone(), client, call, what, runs: BTreeMap::new(), gap: None, lost: None, is_whole: false })
+        Ok(Self {
+            dial: dial.clone(),
+            client,
+            call,
+            what,
+            runs: BTreeMap::new(),
+            gap: None,
+            lost: None,
+            is_whole: false,
+        })
     }
 
     /// The next frame; `None` at the end that was wished for. When the node is lost, or the way to the channel's home,

@@ -7,6 +7,7 @@ use tieline_proto::api::{ApiError, Code, Request};
 use super::table::columns;
 use super::{Context, Done, Exit};
 use crate::config::Flags;
+use crate::data_dir::DataDir;
 use crate::harness::Registry;
 use crate::harness::env;
 use crate::harness::registry::RegistryError;
@@ -52,6 +53,7 @@ pub async fn run(context: &Context, command: HarnessCommand) -> Done {
             context.out.text(&columns(&rows.collect::<Vec<_>>()))?;
         }
         HarnessCommand::Add { name, command } => {
+            DataDir::check(&config.data).map_err(|error| crate::node::explain(&error.into()))?;
             crate::http::bind::private_dir(&config.data)?;
             let path = env.get("PATH").map(String::as_str).unwrap_or_default();
             Registry::add(&config.data, &name, command, path).map_err(refused)?;
