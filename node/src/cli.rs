@@ -175,6 +175,7 @@ impl Context {
         flags.data.clone_from(&self.global.data);
         flags.log.clone_from(&self.global.log);
         flags.log_level.clone_from(&self.global.log_level);
+        flags.json = self.global.json;
         Ok(config::load(&flags, &Self::env, &self.places)?)
     }
 }

@@ -22,6 +22,9 @@ const LOCK_NAME: &str = "lock";
 /// How long a holder that is gone may still hold: a child that it was about to start has the lock until it starts.
 const GONE_PATIENCE: Duration = Duration::from_secs(2);
 
+/// How long a lock is tried that may be that of a command which looks whether the folder is held.
+const LOOK_PATIENCE: Duration = Duration::from_millis(100);
+
 /// How often it is looked at again.
 const GONE_LOOK: Duration = Duration::from_millis(5);
 
@@ -47,6 +50,14 @@ pub enum DirError {
         path: PathBuf,
         /// Its format.
         found: u32,
+    },
+    /// It holds something else.
+    #[error("{path} is no data folder of Tieline: {found:?} is in it; nothing was touched", path = .path.display())]
+    NotData {
+        /// The folder.
+        path: PathBuf,
+        /// What was found first.
+        found: String,
     },
     /// Somebody else owns it.
     #[error("{path} belongs to another user", path = .path.display())]
@@ -92,6 +103,8 @@ impl DataDir {
         if meta.uid() != uid && uid != 0 {
             return Err(DirError::Foreign { path: path.to_owned() });
         }
+        // Only now: a folder of something else keeps its mode.
+        Self::check(path)?;
         if meta.mode() & 0o077 != 0 {
             let mut mode = meta.permissions();
             std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o700);
@@ -135,12 +148,42 @@ impl DataDir {
         }
     }
 
+    /// Refuses a folder that holds something else than a node's data, as [`DataDir::open`] does.
+    ///
+    /// # Errors
+    /// When it does, or can't be read. A folder that is not there yet is fine.
+    pub fn check(path: &Path) -> Result<(), DirError> {
+        match foreign_item(path) {
+            Ok(None) => Ok(()),
+            Ok(Some(found)) => Err(DirError::NotData { path: path.to_owned(), found }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(DirError::Io { path: path.to_owned(), error }),
+        }
+    }
+
     /// Whether a node holds the folder now.
     #[must_use]
     pub fn is_held(path: &Path) -> bool {
         let Ok(lock) = File::open(path.join(LOCK_NAME)) else { return false };
         flock(&lock, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK)
     }
+}
+
+/// Something in a folder that was never a data folder and that its owner did not put there for a node.
+fn foreign_item(path: &Path) -> io::Result<Option<String>> {
+    if fs::exists(path.join(FORMAT_NAME))? {
+        return Ok(None);
+    }
+    for item in fs::read_dir(path)? {
+        let name = item?.file_name().to_string_lossy().into_owned();
+        // Commands that need no node write theirs before the first start; new file systems have a folder of their own.
+        let ours = [FORMAT_NAME, LOCK_NAME, "config.toml", "harnesses.json", "lost+found"];
+        // With a dot before it, it is one that was being written when its writer was killed.
+        if !ours.iter().any(|ours| name.trim_start_matches('.').starts_with(ours)) {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
 }
 
 /// Takes the kernel's lock, unless a process that runs has it.
@@ -151,6 +194,11 @@ fn take(path: &Path, lock: &mut File) -> Result<(), DirError> {
             Ok(()) => return Ok(()),
             Err(rustix::io::Errno::WOULDBLOCK) => {}
             Err(error) => return Err(DirError::Io { path: path.join(LOCK_NAME), error: error.into() }),
+        }
+        // Somebody who only looks whether it is held has it for a moment.
+        if begun.elapsed() < LOOK_PATIENCE {
+            std::thread::sleep(GONE_LOOK);
+            continue;
         }
         let mut text = String::new();
         let read = lock.rewind().and_then(|()| lock.read_to_string(&mut text));
@@ -199,6 +247,39 @@ mod tests {
         });
         DataDir::open(dir.path()).expect("free as soon as the child lets go");
         letting_go.join().expect("joined");
+    }
+
+    #[test]
+    fn a_command_that_only_looks_does_not_keep_a_node_from_starting() {
+        let dir = tempfile::tempdir().expect("a folder");
+        drop(DataDir::open(dir.path()).expect("made"));
+        let lock = File::open(dir.path().join(LOCK_NAME)).expect("there");
+        flock(&lock, FlockOperation::NonBlockingLockShared).expect("free");
+        let looking = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(20));
+            drop(lock);
+        });
+        DataDir::open(dir.path()).expect("free in a moment");
+        looking.join().expect("joined");
+    }
+
+    #[test]
+    fn a_folder_of_something_else_is_refused_untouched() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().expect("a folder");
+        let mode = || fs::metadata(dir.path()).expect("there").permissions().mode() & 0o777;
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("chmod");
+        fs::write(dir.path().join("main.rs"), "fn main() {}").expect("written");
+        let error = DataDir::open(dir.path()).expect_err("refused").to_string();
+        assert!(error.contains("main.rs"), "{error}");
+        assert_eq!((mode(), fs::read_dir(dir.path()).expect("there").count()), (0o755, 1));
+        fs::remove_file(dir.path().join("main.rs")).expect("removed");
+        // What an owner may have there before the first start.
+        fs::write(dir.path().join("config.toml"), "").expect("written");
+        drop(DataDir::open(dir.path()).expect("taken"));
+        fs::write(dir.path().join("notes.txt"), "").expect("written");
+        drop(DataDir::open(dir.path()).expect("it is a data folder by now"));
+        assert_eq!(mode(), 0o700);
     }
 
     #[test]

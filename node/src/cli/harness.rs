@@ -57,6 +57,7 @@ pub async fn run(context: &Context, command: HarnessCommand) -> Done {
             context.out.text(&columns(&rows.collect::<Vec<_>>()))?;
         }
         HarnessCommand::Add { name, command } => {
+            DataDir::check(&config.data).map_err(|error| crate::node::explain(&error.into()))?;
             crate::http::bind::private_dir(&config.data)?;
             let path = env.get("PATH").map(String::as_str).unwrap_or_default();
             Registry::add(&config.data, &name, command, path).map_err(refused)?;

@@ -167,8 +167,7 @@ impl Player<'_> {
             Step::Notice(text) => self.io.emit(Event::Notice { text }).await,
             Step::Settings => {
                 let model = self.spec.model.as_deref().unwrap_or("default");
-                let policy = serde_json::to_value(self.spec.policy).unwrap_or_default();
-                let policy = policy.as_str().unwrap_or_default();
+                let policy = self.spec.policy.name();
                 self.say(format!("model={model} policy={policy} cwd={}\n", self.spec.cwd.display())).await;
             }
             Step::Env(name) => {

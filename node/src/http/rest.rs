@@ -6,8 +6,6 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router, middleware};
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tieline_proto::api::{ApiError, Code, Request};
@@ -18,6 +16,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::error::Failure;
 use super::{App, guard, openapi, page, ws};
+use crate::base64url;
 use crate::handle::Caller;
 
 pub(super) mod history;
@@ -323,7 +322,7 @@ async fn piece(app: &App, caller: &Caller, channel: &str, hash: Hash, offset: u6
     let value = app.backend.node.call(caller.clone(), request).await?;
     let wrong = |what: String| ApiError::new(Code::Internal, what);
     let piece: BlobPiece = serde_json::from_value(value).map_err(|error| wrong(error.to_string()))?;
-    let bytes = URL_SAFE_NO_PAD.decode(&piece.data).map_err(|error| wrong(error.to_string()))?;
+    let bytes = base64url::decode(&piece.data).map_err(|()| wrong("a piece is not base64url".to_owned()))?;
     Ok((Bytes::from(bytes), piece.size))
 }
 

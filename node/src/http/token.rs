@@ -4,8 +4,8 @@
 //! or by a person who removes or rewrites the file) is dead at once, with every session made by it.
 
 use std::collections::VecDeque;
-use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -13,6 +13,7 @@ use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
 use super::{DoorError, bind};
+use crate::keys;
 
 /// File name in the data folder.
 pub const TOKEN_NAME: &str = "api-token";
@@ -175,19 +176,7 @@ fn stamp(path: &Path) -> io::Result<Stamp> {
     Ok((meta.ino(), meta.mtime(), meta.mtime_nsec(), u64::from(meta.mode())))
 }
 
-/// Writes a new token beside the old one and moves it over, so that no reader sees half a token.
 fn write_new(path: &Path) -> Result<(), DoorError> {
-    let fresh = path.with_extension("new");
-    let write = || {
-        match std::fs::remove_file(&fresh) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
-        file.write_all(secret().as_bytes())?;
-        file.write_all(b"\n")?;
-        file.sync_all()?;
-        std::fs::rename(&fresh, path)
-    };
-    write().map_err(|error| DoorError::File { path: path.to_owned(), error })
+    let text = Zeroizing::new(format!("{}\n", *secret()));
+    keys::write(path, text.as_bytes()).map_err(|error| DoorError::File { path: path.to_owned(), error })
 }

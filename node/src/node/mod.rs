@@ -7,19 +7,19 @@
 //! | `channel`, `commit` | channels at their home, and their steps' way to disk |
 //! | `calls` | requests of the API |
 //! | `remote` | frames of other nodes |
-//! | `turns`, `runner`, `pump` | turns that run here |
+//! | `turns`, `runner`, `pump`, `files` | turns that run here |
 //! | `feed` | subscriptions |
 //!
 //! One task owns all state. It never waits for a disk, a link or a harness: those have tasks and queues of their own
 //! and report back. **One input, drain what it led to, next input.**
 
 mod attempts;
-mod base64;
 mod blobs;
 mod calls;
 mod channel;
 mod commit;
 mod feed;
+mod files;
 mod folder;
 mod membership;
 pub mod offline;
@@ -56,8 +56,9 @@ use tokio_util::sync::CancellationToken;
 
 pub use open::{StartError, run};
 pub use tokens::AgentTokens;
-pub use up::up;
+pub use up::{explain, up};
 
+use crate::base64url as base64;
 use crate::config::Config;
 use crate::handle::{ApiCall, Caller, NodeHandle};
 use crate::net::{Net, NetEvent, NetEvents, OrgView};
@@ -197,6 +198,10 @@ enum Owner {
     Blob,
 }
 
+fn ended(part: &str) -> StartError {
+    StartError::Unsound(format!("{part} of the node ended by itself; its log says why"))
+}
+
 /// What the loop listens to.
 struct Sources {
     calls: mpsc::Receiver<ApiCall>,
@@ -208,7 +213,8 @@ struct Sources {
 }
 
 impl Node {
-    /// Runs until the node is told to stop.
+    /// Runs until the node is told to stop. The error is a part of the node that ended by itself: without it nothing
+    /// would be answered any more, so that whoever watches the node must start it again.
     async fn drive(&mut self, sources: &mut Sources) -> Result<(), StartError> {
         self.work_off();
         while !self.stop.is_cancelled() {
@@ -227,13 +233,13 @@ impl Node {
                 () = stop.cancelled() => break,
                 report = sources.reports.recv() => match report {
                     Some(report) => self.report(report),
-                    None => return Err(StartError::Unsound("the writer ended; logs/last-crash.txt may say why".to_owned())),
+                    None => return Err(ended("the writer")),
                 },
                 Some(done) = sources.done.recv() => self.done(done),
                 Some(news) = sources.news.recv(), if room => self.runner_news(news),
                 event = sources.net.recv(), if room => match event {
                     Some(event) => self.net_event(event),
-                    None => return Err(StartError::Unsound("the network ended; logs/last-crash.txt may say why".to_owned())),
+                    None => return Err(ended("the network")),
                 },
                 Some((message, tail)) = sources.local.recv(), if room => {
                     self.work.push_back(Work::ToHome(self.me, message, tail));

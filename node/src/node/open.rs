@@ -268,6 +268,11 @@ async fn live(
     };
     let org_note = opened.note();
     let OpenedOrg { org, log: org_log } = opened;
+    let mut config = config.clone();
+    if let Some(device) = org.device(&me).filter(|_| !config.name_chosen) {
+        config.name.clone_from(&device.name);
+    }
+    let config = &config;
     let link_key = keys::read(&link_key_path(&config.data))?
         .ok_or_else(|| unsound(&"the link key is missing: restore keys/link, or pair this box again"))?;
     let link_key = LinkKey::from_secret_bytes(&link_key).map_err(|error| unsound(&error))?;
@@ -485,25 +490,25 @@ impl Node {
     /// Tells a person what to type next; programs read the ready file.
     fn greet_person(&self) {
         use std::io::Write as _;
-        if self.config.log != LogFormat::Human {
+        if self.config.log != LogFormat::Human || self.config.json {
             return;
         }
         let name = self.membership.org().and_then(|org| org.channels().next()).map(|(_, term)| term.name.as_str());
         let next = match name {
             // The first thing a person types is answered, with no agent installed and no second box.
             None => [
-                "tieline channel create lobby",
-                "tieline member add lobby echo --harness scripted",
-                "tieline post lobby \"@echo hello\" --wait",
+                "channel create lobby",
+                "member add lobby echo --harness scripted",
+                "post lobby \"@echo hello\" --wait",
             ]
             .map(str::to_owned)
             .to_vec(),
-            Some(name) => vec![format!("tieline tail {name} --follow"), "tieline status".to_owned()],
+            Some(name) => vec![format!("tail {name} --follow"), "status".to_owned()],
         };
         let mut text =
             format!("{} is up. The page and the API: {}\n\nNext, in another terminal:\n", self.config.name, self.api);
-        for command in next.iter().map(String::as_str).chain(["tieline pair"]) {
-            text.push_str(&format!("  {command}\n"));
+        for args in next.iter().map(String::as_str).chain(["pair"]) {
+            text.push_str(&format!("  {}\n", self.config.command(args)));
         }
         // Nobody may read it; the node runs all the same.
         let _ = std::io::stdout().lock().write_all(text.as_bytes());

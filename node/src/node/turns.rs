@@ -6,21 +6,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::json;
-use tieline_proto::api::{ApiError, Code, Request};
+use tieline_proto::api::{ApiError, Code};
 use tieline_proto::crypto::sign::AcceptedContent;
 use tieline_proto::entry::{Attachment, Auth, JournalMark, MemberSpec};
 use tieline_proto::id::{ChannelId, Handle, MemberId, NodeId};
 use tieline_proto::link::{AttemptId, Message};
 use tieline_proto::payload;
 use tieline_proto::turn::{Admission, Effect, Input, Refusal, Resident, ResidentStep};
-use tieline_proto::view::BlobPiece;
 use tokio::sync::{mpsc, watch};
 
+use super::files::Files;
 use super::pump::{self, End, Pump};
 use super::runner::{self, News, Runner};
 use super::{Done, Node, Owner};
 use crate::consent::Consent;
-use crate::handle::{Caller, NodeHandle};
 use crate::harness::{Host, TurnSpec};
 use crate::store::{Command, Commit, JournalAppend, JournalId, Target};
 
@@ -41,6 +40,7 @@ pub(super) struct Turns {
     pub host: Host,
     pub consent: Arc<Consent>,
     pub news: mpsc::Sender<News>,
+    pub files: Files,
     pub data: PathBuf,
 }
 
@@ -86,6 +86,7 @@ impl Turns {
             host,
             consent: Arc::new(consent),
             news,
+            files: Files::new(data),
             data: data.to_owned(),
         }
     }
@@ -260,9 +261,9 @@ impl Node {
         if attachments.is_empty() || result.is_err() {
             return self.resident(Input::Admitted { id, result });
         }
-        let (handle, done, dir) = (self.handle.clone(), self.done.clone(), self.files(id.channel));
+        let (handle, done, files) = (self.handle.clone(), self.done.clone(), self.turns.files.clone());
         tokio::spawn(async move {
-            let fetched = fetch(&handle, id.channel, &attachments, &dir).await;
+            let fetched = files.fetch(&handle, id.channel, &attachments).await;
             let result = match fetched {
                 Ok(()) => result,
                 Err(reason) => Err(refusal("attachment", &reason)),
@@ -274,10 +275,6 @@ impl Node {
     pub(super) fn admitted(&mut self, admitted: Admitted) {
         let Admitted { id, result } = admitted;
         self.resident(Input::Admitted { id, result });
-    }
-
-    fn files(&self, channel: ChannelId) -> PathBuf {
-        self.turns.data.join("resident").join("files").join(channel.to_string())
     }
 
     // ---- running ----
@@ -300,7 +297,7 @@ impl Node {
         let prompt = if attachments.is_empty() {
             prompt
         } else {
-            payload::resolve_attachments(&prompt, &self.files(id.channel).to_string_lossy())
+            payload::resolve_attachments(&prompt, &self.turns.files.folder(id.channel).to_string_lossy())
         };
         let token = self.agent_tokens.begin(id.channel, member, id.run, &mut self.rng);
         let mut env = BTreeMap::new();
@@ -314,7 +311,7 @@ impl Node {
         let wanted = spec.policy.unwrap_or_default();
         let mut notices = Vec::new();
         if admission.policy < wanted {
-            let (capped, box_name) = (policy_name(admission.policy), &self.config.name);
+            let (capped, box_name) = (admission.policy.name(), &self.config.name);
             notices.push(format!("{box_name} allows this agent no more than `{capped}`"));
         }
         let turn = TurnSpec {
@@ -475,54 +472,4 @@ struct Work {
 
 fn refusal(code: &str, message: &str) -> Refusal {
     Refusal { code: code.to_owned(), message: message.to_owned() }
-}
-
-const fn policy_name(policy: tieline_proto::entry::Policy) -> &'static str {
-    match policy {
-        tieline_proto::entry::Policy::ReadOnly => "read-only",
-        tieline_proto::entry::Policy::Ask => "ask",
-        tieline_proto::entry::Policy::Edit => "edit",
-        tieline_proto::entry::Policy::Full => "full",
-    }
-}
-
-/// Brings the files that a payload cites to this box, checked against their hashes.
-async fn fetch(handle: &NodeHandle, channel: ChannelId, files: &[Attachment], dir: &Path) -> Result<(), String> {
-    for file in files {
-        let folder = dir.join(file.hash.to_string());
-        let Some(name) =
-            Path::new(&payload::attachment_path(&file.hash, &file.name)).file_name().map(ToOwned::to_owned)
-        else {
-            continue;
-        };
-        let path = folder.join(name);
-        if tokio::fs::metadata(&path).await.is_ok_and(|meta| meta.len() == file.size) {
-            continue;
-        }
-        let mut hasher = blake3::Hasher::new();
-        let mut bytes = Vec::new();
-        while (bytes.len() as u64) < file.size {
-            let request =
-                Request::BlobGet { channel: channel.to_string(), hash: file.hash, offset: bytes.len() as u64 };
-            let piece = handle.call(Caller::Owner, request).await.map_err(|error| error.to_string())?;
-            let piece: BlobPiece = serde_json::from_value(piece).map_err(|error| error.to_string())?;
-            let data = super::base64::decode(&piece.data).map_err(|()| "a piece is not base64url".to_owned())?;
-            if data.is_empty() {
-                return Err(format!("{:?} ends too early", file.name));
-            }
-            hasher.update(&data);
-            bytes.extend_from_slice(&data);
-        }
-        if hasher.finalize().as_bytes() != file.hash.as_bytes() || bytes.len() as u64 != file.size {
-            return Err(format!("{:?} does not have the hash that the message names", file.name));
-        }
-        let write = async {
-            tokio::fs::create_dir_all(&folder).await?;
-            let temp = folder.join(".part");
-            tokio::fs::write(&temp, &bytes).await?;
-            tokio::fs::rename(&temp, &path).await
-        };
-        write.await.map_err(|error| format!("{:?} cannot be written: {error}", file.name))?;
-    }
-    Ok(())
 }
