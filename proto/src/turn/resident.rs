@@ -12,9 +12,9 @@ use crate::entry::{Attachment, JournalMark, MemberSpec};
 use crate::event::Answer;
 use crate::id::{Attempt, ChannelId, Hash, Incarnation, MemberId, MessageId, NodeId};
 use crate::link::{Asked, AttemptId, Message, Verdict};
+use crate::turn::SESSION_LEN_MAX;
 use crate::wire::frame::TAIL_LEN_MAX;
 use crate::wire::json::{self as gate, Limits};
-use crate::turn::SESSION_LEN_MAX;
 
 /// Attempts open at once, over all homes; more are refused.
 pub(super) const ATTEMPTS_MAX: usize = 1024;

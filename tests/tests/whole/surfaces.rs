@@ -194,9 +194,8 @@ fn served_in(api: &str, token: &str) -> Duration {
     let began = Instant::now();
     let mut stream = TcpStream::connect(api).expect("the API listens");
     stream.set_read_timeout(Some(DEADLINE)).expect("a socket takes a timeout");
-    let request = format!(
-        "GET /v1/status HTTP/1.1\r\nHost: {api}\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
-    );
+    let request =
+        format!("GET /v1/status HTTP/1.1\r\nHost: {api}\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).expect("writable");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an honest client is answered");
