@@ -27,12 +27,6 @@ pub(super) const PIECE_LEN: usize = 512 * 1024;
 /// How long another node may take to answer a call. The longest waits for a disk there.
 const ANSWER_WAIT: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Longest folder of a member: what paths can be.
-const CWD_LEN_MAX: usize = 4096;
-
-/// Longest name of a model.
-const MODEL_LEN_MAX: usize = 256;
-
 /// A request that waits for its entry to be durable.
 #[derive(Debug)]
 pub(super) struct Waiting {
@@ -505,8 +499,6 @@ impl Node {
         {
             self.turns.check_harness(harness)?;
         }
-        check_len("folder", cwd.as_deref(), CWD_LEN_MAX)?;
-        check_len("model", model.as_deref(), MODEL_LEN_MAX)?;
         Ok(MemberSpec { kind, handle, harness, node, cwd, model, policy, devices: Vec::new() })
     }
 
@@ -528,11 +520,7 @@ impl Node {
             MemberAct::Kill => Op::MemberKill(member),
             MemberAct::Revive => Op::MemberRevive(member),
             MemberAct::Remove => Op::MemberRemove(member),
-            MemberAct::Configure { model, policy, cwd } => {
-                check_len("folder", cwd.as_deref(), CWD_LEN_MAX)?;
-                check_len("model", model.as_deref(), MODEL_LEN_MAX)?;
-                Op::MemberConfigure { member, model, policy, cwd }
-            }
+            MemberAct::Configure { model, policy, cwd } => Op::MemberConfigure { member, model, policy, cwd },
         };
         Ok((member, op))
     }
@@ -835,13 +823,6 @@ const fn action_of(request: &Request) -> Action {
         Request::MemberAct { .. } | Request::MemberAdd { .. } => Action::ManageMembers,
         Request::ChannelArchive { .. } => Action::ManageChannels,
         _ => Action::Read,
-    }
-}
-
-fn check_len(what: &str, text: Option<&str>, max: usize) -> Result<(), ApiError> {
-    match text.map_or(0, str::len) {
-        len if len > max => Err(ApiError::new(Code::Limit, format!("a {what} has at most {max} bytes, not {len}"))),
-        _ => Ok(()),
     }
 }
 

@@ -170,8 +170,8 @@ impl Node {
                     self.resident_durable(token);
                 }
             }
-            Report::JournalSynced { id: JournalId::Run { channel, message, .. }, len } => {
-                self.feed_home(channel, Input::JournalSynced { run: message, length: len });
+            Report::JournalSynced { id: JournalId::Run { channel, message, attempt }, len } => {
+                self.feed_home(channel, Input::JournalSynced { run: message, attempt, length: len });
             }
             Report::JournalSynced { .. } => {}
             Report::Failed { token, stopped, reason } => {

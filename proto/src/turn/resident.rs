@@ -77,6 +77,8 @@ struct Attempted {
     hash: Hash,
     /// Where its acceptance is in the journal.
     mark: Option<JournalMark>,
+    /// Its home gave it up while the harness had it: how it ends is told to nobody.
+    void: bool,
     phase: Phase,
 }
 
@@ -90,6 +92,8 @@ pub struct Resident {
     attempts: BTreeMap<AttemptId, Attempted>,
     /// By home: one cannot fence off another's runs, nor push its fences out.
     fences: BTreeMap<NodeId, Fences>,
+    /// [`ATTEMPTS_MAX`], or less in tests.
+    places: usize,
 }
 
 /// Which attempts of a home are void: told absent, refused or forgotten.
@@ -138,7 +142,15 @@ impl Resident {
             heads: VecDeque::new(),
             attempts: BTreeMap::new(),
             fences: BTreeMap::new(),
+            places: ATTEMPTS_MAX,
         }
+    }
+
+    /// With fewer places, so that tests can take them all.
+    #[cfg(test)]
+    pub(crate) const fn with_places(mut self, places: usize) -> Self {
+        self.places = places;
+        self
     }
 
     /// Takes an attempt journal up again: whole lines, synced; the caller has cut a torn tail. `evidence` reads what is
@@ -169,9 +181,10 @@ impl Resident {
                 Record::Accepted { id, home, member, payload, boot } => {
                     boots.insert(id, boot);
                     let phase = Phase::NeverStarted;
-                    resident
-                        .attempts
-                        .insert(id, Attempted { home, member, hash: payload, mark: Some(resident.mark), phase });
+                    resident.attempts.insert(
+                        id,
+                        Attempted { home, member, hash: payload, mark: Some(resident.mark), void: false, phase },
+                    );
                 }
                 Record::Handed { id } => {
                     handed.insert(id);
@@ -254,7 +267,8 @@ impl Resident {
         self.mark
     }
 
-    /// Attempts that are not forgotten.
+    /// Attempts that are not forgotten. After a restart the journals of all other runs go: a crash may have come between
+    /// the record that forgets a run and the removal of its journal.
     pub fn open(&self) -> impl Iterator<Item = (&AttemptId, NodeId)> {
         self.attempts.iter().map(|(id, attempt)| (id, attempt.home))
     }
@@ -297,9 +311,10 @@ impl Resident {
                 }
             }
             Message::FinishedAck { id } if self.is_ours(home, &id) => {
-                let phase = self.attempts.get(&id).map(|attempt| &attempt.phase);
-                if matches!(phase, Some(Phase::Ended(_) | Phase::NeverStarted | Phase::Ambiguous(_))) {
-                    self.forget(step, id);
+                match self.attempts.get_mut(&id) {
+                    // What the harness has is forgotten when it ends: nobody will ask how.
+                    Some(Attempted { void, phase: Phase::Running(..), .. }) => *void = true,
+                    _ => self.forget(step, id),
                 }
             }
             Message::Stop { id } if self.is_ours(home, &id) => self.stop(step, home, id),
@@ -376,14 +391,14 @@ impl Resident {
             }
         }
         let of_home = self.attempts.values().filter(|attempt| attempt.home == home);
-        if self.attempts.len() >= ATTEMPTS_MAX || of_home.count() >= ATTEMPTS_OF_HOME_MAX {
+        if self.attempts.len() >= self.places || of_home.count() >= ATTEMPTS_OF_HOME_MAX {
             return self.refuse(step, home, id, "limit", "too many turns are open on this box");
         }
         if self.of_member(id.channel, member).any(|phase| matches!(phase, Phase::Waiting(_))) {
             return self.refuse(step, home, id, "busy", "another turn of the member waits on this box");
         }
         let phase = Phase::Waiting(Box::new(work));
-        self.attempts.insert(id, Attempted { home, member, hash, mark: None, phase });
+        self.attempts.insert(id, Attempted { home, member, hash, mark: None, void: false, phase });
     }
 
     /// The tries of a run that are known here.
@@ -421,8 +436,7 @@ impl Resident {
     }
 
     fn admitted(&mut self, step: &mut ResidentStep, id: AttemptId, result: Result<Admission, Refusal>) {
-        let Some(Attempted { home, member, hash, mark: _, phase: Phase::Asking(work) }) =
-            self.attempts.get(&id).cloned()
+        let Some(Attempted { home, member, hash, phase: Phase::Asking(work), .. }) = self.attempts.get(&id).cloned()
         else {
             return;
         };
@@ -438,7 +452,7 @@ impl Resident {
         step.sync = true;
         let mark = self.mark;
         let phase = Phase::Accepted(mark, admission, work);
-        self.attempts.insert(id, Attempted { home, member, hash, mark: Some(mark), phase });
+        self.attempts.insert(id, Attempted { home, member, hash, mark: Some(mark), void: false, phase });
         step.effects.push(Effect::Accept { id, home, mark, start: true });
     }
 
@@ -472,9 +486,12 @@ impl Resident {
         (events, length, journal): (u64, u64, Hash),
         session: Option<String>,
     ) {
-        let Some(Attempted { home, phase: phase @ Phase::Running(..), .. }) = self.attempts.get_mut(&id) else {
+        let Some(Attempted { home, void, phase: phase @ Phase::Running(..), .. }) = self.attempts.get_mut(&id) else {
             return;
         };
+        if *void {
+            return self.forget(step, id);
+        }
         let finish = Effect::Finish { id, home: *home, events, length, journal, session: session.clone() };
         *phase = Phase::Ended(Box::new(finish.clone()));
         self.record(Record::Ended { id, events, length, journal, session }, &mut step.records);

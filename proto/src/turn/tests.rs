@@ -581,7 +581,6 @@ fn a_session_that_no_delivery_could_carry_is_left_out() {
 fn an_end_is_acknowledged_once_and_again() {
     let mut rig = Rig::new();
     rig.start(id(1, 1));
-    assert_eq!(rig.hear(HOME, Message::FinishedAck { id: id(1, 1) }), Vec::new(), "what runs is not forgotten");
     assert!(matches!(rig.end(id(1, 1))[..], [Effect::Finish { .. }]));
     assert_eq!(rig.end(id(1, 1)), Vec::new(), "it ends once");
     let journal = rig.journal.len();
@@ -591,6 +590,24 @@ fn an_end_is_acknowledged_once_and_again() {
     assert_eq!(rig.hear(HOME, Message::FinishedAck { id: id(1, 1) }), Vec::new());
     assert_eq!(rig.journal.len(), forgotten);
     assert_eq!(rig.resident.open().count(), 0);
+}
+
+#[test]
+fn what_a_home_gave_up_while_it_ran_is_forgotten_when_it_ends() {
+    let mut rig = Rig::new();
+    rig.start(id(1, 1));
+    assert_eq!(rig.hear(HOME, Message::FinishedAck { id: id(1, 1) }), Vec::new(), "what runs is not forgotten");
+    assert!(rig.resident.is_running(&id(1, 1)));
+    assert_eq!(rig.end(id(1, 1)), [Effect::Forget(id(1, 1))], "nobody asks how it ended");
+    assert_eq!(rig.resident.open().count(), 0);
+    // What the harness does not have never gets there.
+    rig.accept(id(2, 1));
+    assert_eq!(rig.hear(HOME, Message::FinishedAck { id: id(2, 1) }), [Effect::Forget(id(2, 1))]);
+    assert_eq!(rig.feed(Input::AcceptedDurable(id(2, 1))), Vec::new());
+    rig.deliver(id(3, 1));
+    assert_eq!(rig.hear(HOME, Message::FinishedAck { id: id(3, 1) }), [Effect::Forget(id(3, 1))]);
+    assert_eq!(rig.admit(id(3, 1)), Vec::new());
+    assert!(is_void(&rig.deliver(id(3, 1))));
 }
 
 #[test]

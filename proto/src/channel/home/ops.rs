@@ -10,6 +10,15 @@ use crate::id::{ClientId, Handle, MemberId, MessageId, Seq};
 use crate::link::{AttemptId, Message};
 use crate::route::Origin;
 
+/// Longest answer to a question, in bytes of JSON: it is sent in one frame's head.
+pub const ANSWER_LEN_MAX: usize = 128 * 1024;
+
+/// Longest folder of a member, in bytes: as long as a path can be. Like the model it goes with every delivery.
+pub const CWD_LEN_MAX: usize = 4096;
+
+/// Longest name of a model, in bytes.
+pub const MODEL_LEN_MAX: usize = 256;
+
 impl Home {
     pub(super) fn operate(
         &mut self,
@@ -38,6 +47,7 @@ impl Home {
             }
             Op::MemberConfigure { member, model, policy, cwd } => {
                 let spec = &self.live(member)?.spec;
+                check_settings(model.as_deref(), cwd.as_deref())?;
                 let change = MemberChange::Configured {
                     model: model.or_else(|| spec.model.clone()),
                     policy: policy.or(spec.policy),
@@ -69,11 +79,9 @@ impl Home {
                 Ok(done)
             }
             Op::MemberRemove(member) => {
-                let held = self.live(member)?.turn.filter(|run| {
-                    self.state.turns.get(run).is_some_and(|turn| matches!(turn.phase, TurnPhase::Held(_)))
-                });
+                let run = self.live(member)?.turn;
                 let seq = self.append(step, context, by, Auth::Home, Body::MemberRemoved { member });
-                if let Some(run) = held {
+                if let Some(run) = run.filter(|run| self.may_drop(*run)) {
                     self.drop_held(step, context, by, run, false);
                 }
                 self.kill(step, context, by, member);
@@ -169,6 +177,7 @@ impl Home {
         client: Option<ClientId>,
     ) -> Result<Ask, OpError> {
         self.free_handle(&spec.handle)?;
+        check_settings(spec.model.as_deref(), spec.cwd.as_deref())?;
         if self.state.members.values().filter(|member| !member.removed).count() >= MEMBERS_MAX {
             return Err(ApiError::new(Code::Limit, format!("a channel has at most {MEMBERS_MAX} members")));
         }
@@ -248,12 +257,24 @@ impl Home {
                 self.pump(step, context, member);
                 Ok(Ask::Done(seq))
             }
+            // Its box may never come back, and then nothing else would end it.
+            _ if !release && self.may_drop(message) => {
+                Ok(Ask::Done(self.drop_held(step, context, by, message, may_run_twice)))
+            }
             _ => Err(ApiError::new(Code::NotFound, format!("nothing is held under #{message}"))
                 .hint("tieline hold list CHANNEL")),
         }
     }
 
-    /// Gives a held turn up.
+    /// Whether a turn can be given up: nobody knows what becomes of it, or nobody can be asked.
+    fn may_drop(&self, run: MessageId) -> bool {
+        self.state.turns.get(&run).is_some_and(|turn| match turn.phase {
+            TurnPhase::Held(_) => true,
+            _ => !turn.released && !self.up.contains_key(&turn.node),
+        })
+    }
+
+    /// Gives a turn up that is held, or whose box is out of reach.
     pub(super) fn drop_held(
         &mut self,
         step: &mut Step,
@@ -263,6 +284,10 @@ impl Home {
         may_run_twice: bool,
     ) -> Seq {
         let turn = self.state.turns.get(&run).map(|turn| (turn.member, turn.node, self.attempt_id(run, turn)));
+        let held = self.state.turns.get(&run).is_some_and(Turn::is_settled);
+        if let Some((_, _, id)) = turn.filter(|_| !held) {
+            self.hold(step, context, id, "its box is out of reach".to_owned());
+        }
         let body = Body::HoldReleased { message: run, retry: false, may_run_twice };
         let seq = self.append(step, context, by, Auth::Home, body);
         self.runs.remove(&run);
@@ -408,8 +433,23 @@ fn check_answer(ask: &EventAsk, answer: &Answer) -> Result<(), OpError> {
     if answer.choice.len() > ask.options.len() {
         return Err(ApiError::new(Code::Invalid, "a label is chosen once"));
     }
-    if answer.text.as_ref().is_some_and(|text| text.len() > POST_LEN_MAX) {
-        return Err(ApiError::new(Code::Limit, format!("the text is over {POST_LEN_MAX} bytes")));
+    let len = serde_json::to_vec(answer).map_or(usize::MAX, |json| json.len());
+    if len > ANSWER_LEN_MAX {
+        return Err(ApiError::new(Code::Limit, format!("an answer of {len} bytes is over {ANSWER_LEN_MAX}"))
+            .hint("post the text as a message, and answer with its number"));
+    }
+    Ok(())
+}
+
+fn check_settings(model: Option<&str>, cwd: Option<&str>) -> Result<(), OpError> {
+    for (what, text, max) in [("model", model, MODEL_LEN_MAX), ("folder", cwd, CWD_LEN_MAX)] {
+        let Some(text) = text else { continue };
+        if text.len() > max {
+            return Err(ApiError::new(Code::Limit, format!("a {what} of {} bytes is over {max}", text.len())));
+        }
+        if text.contains(char::is_control) {
+            return Err(ApiError::new(Code::Invalid, format!("a {what} has no control characters")));
+        }
     }
     Ok(())
 }
