@@ -21,6 +21,7 @@ mod commit;
 mod feed;
 mod files;
 mod folder;
+mod making;
 mod membership;
 pub mod offline;
 mod open;

@@ -266,7 +266,7 @@ async fn live(
         Some(opened) => opened,
         None => found(&config.name, &layout, &keys)?,
     };
-    let org_note = opened.note();
+    let (org_note, org_broken) = (opened.note(), opened.broken());
     let OpenedOrg { org, log: org_log } = opened;
     let mut config = config.clone();
     if let Some(device) = org.device(&me).filter(|_| !config.name_chosen) {
@@ -370,7 +370,7 @@ async fn live(
     }
 
     // Who and where.
-    let membership = Membership::new(me, org, org_head, vec![link_key], person(), &config.data);
+    let membership = Membership::new(me, (org, org_head, org_broken), vec![link_key], person(), &config.data);
     let (org_view, org_seen) = watch::channel(Arc::new(membership.view()));
     let mut rng = os_rng()?;
     let mut net_seed = [0; 32];

@@ -92,6 +92,7 @@ impl Node {
             let founder = self.membership.org().and_then(|org| org.home()).map(|node| self.node_name(&node));
             return Err(error.hint(format!("on {}: tieline pair", founder.unwrap_or_else(|| "that box".to_owned()))));
         }
+        self.membership.check_writable()?;
         if !channels.is_empty() {
             let error = ApiError::new(Code::Invalid, "this version enrols devices for all channels of the org");
             return Err(error.hint("leave --channel out"));
@@ -151,19 +152,18 @@ impl Node {
 
     /// The operator typed the right digits: the device goes into the chain, and hears of it when that is durable.
     fn enrol(&mut self, approval: Approval) {
-        let Approval { binding, held, name, role } = approval;
-        let device = binding.device;
-        let enrolled = self.membership.org().ok_or_else(|| "no org".to_owned()).and_then(|org| {
-            org.enrol(binding, held, &name, role, self.keys.signing()).map_err(|error| error.to_string())
-        });
-        let enrolment = match enrolled {
-            Ok(enrolment) => enrolment,
+        let device = approval.binding.device;
+        let writable = self.membership.check_writable().map_err(|error| error.to_string());
+        let enrolled =
+            writable.and_then(|()| self.membership.enrol(approval, &self.keys).map_err(|error| error.to_string()));
+        let (enrolment, seq) = match enrolled {
+            Ok(enrolled) => enrolled,
             Err(error) => {
                 tracing::error!(error, "a device could not be enrolled");
                 return self.not_enrolled();
             }
         };
-        let mut enrolling = Enrolling { device, certificate: enrolment.certificate, name: enrolment.name, seq: Seq(0) };
+        let mut enrolling = Enrolling { device, certificate: enrolment.certificate, name: enrolment.name, seq };
         if let Some(body) = enrolment.body {
             let wall = self.now().wall;
             match self.membership.append(body, wall) {
@@ -179,6 +179,14 @@ impl Node {
         }
         self.pairing.enrolling = Some(enrolling);
         self.pairing_durable();
+    }
+
+    /// The chain could not be written: the device is told at once, and can come again.
+    pub(super) fn pairing_failed(&mut self) {
+        let durable = self.reader.head(self.membership.log()).map_or(Seq(0), |head| head.seq);
+        if self.pairing.enrolling.take_if(|enrolling| enrolling.seq > durable).is_some() {
+            self.not_enrolled();
+        }
     }
 
     fn not_enrolled(&self) {
