@@ -278,6 +278,34 @@ fn fold(reader: &Reader, log: LogId) -> Result<(Org, Head), String> {
     org.map(|org| (org, head)).ok_or_else(|| "the log is empty".to_owned())
 }
 
+/// Cuts lines into pieces of about `len` bytes that end in a seal, each with its first entry: nobody keeps a piece that
+/// does not. What has no seal yet is left out.
+fn pieces(from: Seq, lines: &[u8], len: usize) -> Vec<(Seq, Vec<u8>)> {
+    let (mut pieces, mut open, mut sealed) = (Vec::new(), Vec::new(), 0);
+    let (mut first, mut next) = (from, from);
+    for line in tieline_proto::log::line::split(lines) {
+        open.extend_from_slice(line);
+        open.push(b'\n');
+        match Line::parse(line) {
+            Ok(Line::Entry(entry)) => next = entry.seq.next(),
+            Ok(Line::Seal(_)) => {
+                sealed = open.len();
+                if sealed >= len {
+                    pieces.push((first, std::mem::take(&mut open)));
+                    (first, sealed) = (next, 0);
+                }
+            }
+            // Whoever gets it says what is wrong with it.
+            Err(_) => {}
+        }
+    }
+    open.truncate(sealed);
+    if !open.is_empty() {
+        pieces.push((first, open));
+    }
+    pieces
+}
+
 impl Node {
     /// The chain grew: everybody who judges by it learns it.
     pub(super) fn org_changed(&mut self) {
@@ -378,14 +406,12 @@ impl Node {
             return;
         }
         let mut cursor = self.reader.lines(self.membership.log, from);
-        let mut frames = Vec::new();
+        let mut lines = Vec::new();
         while let Ok(Some(chunk)) = cursor.read(LINES_LEN) {
-            frames.push((chunk.bytes, chunk.next));
+            lines.extend_from_slice(&chunk.bytes);
         }
-        let mut from = from;
-        for (bytes, next) in frames {
+        for (from, bytes) in pieces(from, &lines, LINES_LEN) {
             self.send(node, Message::OrgLines { from }, bytes);
-            from = next;
         }
     }
 
@@ -457,5 +483,58 @@ impl Node {
             }
         })
         .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand_chacha::ChaCha20Rng;
+    use rand_core::SeedableRng;
+    use tieline_proto::crypto::keys::RootKey;
+    use tieline_proto::id::Epoch;
+    use tieline_proto::log::LogBuilder;
+
+    use super::*;
+
+    /// A founder's chain with this many channels, each sealed for itself.
+    fn chain(channels: u64) -> (DeviceKeys, Org, Vec<u8>) {
+        let mut rng = ChaCha20Rng::seed_from_u64(1);
+        let (keys, root) = (DeviceKeys::generate(&mut rng), RootKey::generate(&mut rng));
+        let founding = Org::found("home", "home", &root, &keys, 1, &mut rng).expect("founded");
+        let mut org = founding.org;
+        let mut builder = LogBuilder::new(LogId::Org(org.fingerprint()), Head::default());
+        let mut lines = Vec::new();
+        for entry in founding.entries {
+            builder.append(entry, &mut lines).expect("appended");
+        }
+        builder.seal(keys.signing(), &mut lines).expect("sealed");
+        for n in 0..channels {
+            let name = ChannelName::new(&format!("c{n}")).expect("a name");
+            let channel = ChannelId::from_str(&Hash::of(&n.to_le_bytes()).to_string()).expect("an id");
+            let (home, epoch) = (keys.device(), Epoch(1));
+            let entry =
+                org.entry(Body::ChannelHomed { channel, name, home, epoch, start: Seq(1), prev: Hash::ZERO }, 1);
+            org.apply(&entry.clone().at(Hash::ZERO)).expect("applied");
+            builder.append(entry, &mut lines).expect("appended");
+            builder.seal(keys.signing(), &mut lines).expect("sealed");
+        }
+        (keys, org, lines)
+    }
+
+    #[test]
+    fn a_long_chain_is_sent_in_pieces_that_can_be_kept() {
+        let (_, _, lines) = chain(20);
+        let all = pieces(Seq(1), &lines, 4096);
+        assert!(all.len() > 3);
+        let mut next = Seq(1);
+        for (from, piece) in &all {
+            assert_eq!(*from, next);
+            let last = tieline_proto::log::line::split(piece).last().expect("lines");
+            let Ok(Line::Seal(seal)) = Line::parse(last) else { panic!("a piece ends in a seal") };
+            next = seal.seal.to.next();
+        }
+        assert_eq!(all.into_iter().flat_map(|(_, piece)| piece).collect::<Vec<_>>(), lines);
+        let torn = &lines[..lines.len() - 2];
+        assert!(pieces(Seq(1), torn, 1 << 20)[0].1.len() < torn.len(), "what is not sealed is not sent");
     }
 }
