@@ -1,11 +1,10 @@
 //! The org as this node knows it: its chain, its secrets, its people, and where its nodes are.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use libp2p::{Multiaddr, PeerId};
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tieline_proto::api::{ApiError, Code};
 use tieline_proto::crypto::keys::DeviceKeys;
@@ -18,30 +17,26 @@ use tieline_proto::org::{Enrolment, Org, OrgError};
 use tieline_proto::pairing::Approval;
 use tieline_proto::view;
 
+use super::book::Book;
 use super::making::Making;
 use super::{Node, REOPEN_EVERY};
-use crate::keys;
 use crate::net::{OrgView, PeerHints};
 use crate::store::{Command, Commit, Reader, Reason, SealedBatch};
-
-/// Where this node last met the others. A hint: it can be deleted at any time.
-pub const BOOK: &str = "peers.json";
-
-/// Addresses kept of one node; the newest are the likeliest.
-const ADDRS_MAX: usize = 16;
 
 /// Bytes of the org's chain in one frame.
 const LINES_LEN: usize = 256 * 1024;
 
-/// What is known of where a node is.
-#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-pub struct Met {
-    /// Its transport peer id.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub peer: Option<String>,
-    /// Addresses it had, newest first.
-    #[serde(default)]
-    pub addrs: Vec<String>,
+/// Greetings of one link that may follow each other at once.
+const HELLOS_SPARE: u32 = 8;
+
+/// After which one more is spare.
+const HELLO_EVERY: Duration = Duration::from_secs(1);
+
+/// The greetings of one link.
+#[derive(Debug)]
+struct Hellos {
+    spare: u32,
+    since: Instant,
 }
 
 /// The org as this node knows it.
@@ -67,8 +62,9 @@ pub struct Membership {
     created: BTreeMap<ClientId, ChannelId>,
     /// Channels that are being made.
     pub(super) making: BTreeMap<ChannelId, Making>,
-    book: BTreeMap<NodeId, Met>,
-    book_path: PathBuf,
+    book: Book,
+    /// Greetings of the links that are up.
+    hellos: BTreeMap<NodeId, Hellos>,
 }
 
 impl Membership {
@@ -81,11 +77,7 @@ impl Membership {
         person: Handle,
         data: &Path,
     ) -> Self {
-        let book_path = data.join(BOOK);
-        // A hint that cannot be read is no hint.
-        let book = std::fs::read(&book_path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
         let log = LogId::Org(org.fingerprint());
-        let book = book.unwrap_or_default();
         Self {
             me,
             next: org.clone(),
@@ -99,8 +91,8 @@ impl Membership {
             person,
             created: BTreeMap::new(),
             making: BTreeMap::new(),
-            book,
-            book_path,
+            book: Book::open(data),
+            hellos: BTreeMap::new(),
         }
     }
 
@@ -209,48 +201,29 @@ impl Membership {
     /// Whom to keep linked, and where they may be.
     pub fn wants(&self) -> BTreeMap<NodeId, PeerHints> {
         let live = self.org.devices().filter(|(id, device)| *id != self.me && device.revoked.is_none());
-        live.map(|(id, _)| {
-            let met = self.book.get(&id).cloned().unwrap_or_default();
-            let peer = met.peer.as_deref().and_then(|peer| PeerId::from_str(peer).ok());
-            let addrs = met.addrs.iter().filter_map(|addr| Multiaddr::from_str(addr).ok()).collect();
-            (id, PeerHints { peer_id: peer, addrs })
-        })
-        .collect()
+        live.map(|(id, _)| (id, self.book.hints(&id))).collect()
     }
 
-    /// A node was met.
-    pub fn met(&mut self, node: NodeId, peer: PeerId, addr: Option<Multiaddr>) {
-        let met = self.book.entry(node).or_default();
-        met.peer = Some(peer.to_string());
-        if let Some(addr) = addr {
-            front(&mut met.addrs, addr.to_string());
+    /// Waits until what is to be remembered is on disk.
+    pub async fn close(&mut self) {
+        self.book.close().await;
+    }
+
+    /// Whether a greeting is acted on: each one is told to all channels.
+    fn may_greet(&mut self, node: NodeId) -> bool {
+        let now = Instant::now();
+        let hellos = self.hellos.entry(node).or_insert(Hellos { spare: HELLOS_SPARE, since: now });
+        while hellos.spare < HELLOS_SPARE && now.duration_since(hellos.since) >= HELLO_EVERY {
+            hellos.spare += 1;
+            hellos.since += HELLO_EVERY;
         }
-        self.save_book();
-    }
-
-    /// A node says where it listens.
-    pub fn learn_addrs(&mut self, node: NodeId, addrs: &[String]) {
-        let met = self.book.entry(node).or_default();
-        for addr in addrs.iter().rev().filter(|addr| Multiaddr::from_str(addr).is_ok()).take(ADDRS_MAX) {
-            front(&mut met.addrs, addr.clone());
+        if hellos.spare == HELLOS_SPARE {
+            hellos.since = now;
         }
-        self.save_book();
+        let may = hellos.spare > 0;
+        hellos.spare = hellos.spare.saturating_sub(1);
+        may
     }
-
-    fn save_book(&self) {
-        let written = serde_json::to_vec_pretty(&self.book)
-            .map_err(std::io::Error::other)
-            .and_then(|bytes| keys::write(&self.book_path, &bytes));
-        if let Err(error) = written {
-            tracing::debug!(%error, "where other nodes are is not remembered");
-        }
-    }
-}
-
-fn front(list: &mut Vec<String>, addr: String) {
-    list.retain(|known| *known != addr);
-    list.insert(0, addr);
-    list.truncate(ADDRS_MAX);
 }
 
 /// What is said when the chain's log could not be written.
@@ -311,6 +284,26 @@ impl Node {
     pub(super) fn org_changed(&mut self) {
         self.org_view.send_replace(std::sync::Arc::new(self.membership.view()));
         self.net.want(self.membership.wants());
+    }
+
+    /// A link came up.
+    pub(super) fn met(&mut self, node: NodeId, peer: PeerId, addr: Option<&Multiaddr>) {
+        self.membership.hellos.remove(&node);
+        if self.membership.book.met(node, peer, addr) {
+            self.net.want(self.membership.wants());
+        }
+    }
+
+    /// A node says where it listens. False when it has greeted so often that this is passed over.
+    pub(super) fn greeted(&mut self, node: NodeId, addrs: &[String]) -> bool {
+        if !self.membership.may_greet(node) {
+            tracing::debug!(node = %node.short(), "a greeting too many");
+            return false;
+        }
+        if self.membership.book.learn(node, addrs) {
+            self.net.want(self.membership.wants());
+        }
+        true
     }
 
     /// Entries of the chain are durable.
@@ -493,6 +486,8 @@ mod tests {
     use tieline_proto::crypto::keys::RootKey;
     use tieline_proto::id::Epoch;
     use tieline_proto::log::LogBuilder;
+
+    use std::str::FromStr as _;
 
     use super::*;
 

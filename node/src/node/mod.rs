@@ -15,6 +15,7 @@
 
 mod attempts;
 mod blobs;
+mod book;
 mod calls;
 mod channel;
 mod commit;

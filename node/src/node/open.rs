@@ -549,6 +549,7 @@ impl Node {
             }
         }
         self.net.shutdown().await;
+        self.membership.close().await;
         tracing::info!("stopped");
     }
 }
