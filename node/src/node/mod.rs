@@ -276,7 +276,7 @@ impl Node {
             NetEvent::LinkUp { node, name, peer_id, addr } => self.link_up(node, &name, peer_id, addr),
             NetEvent::LinkDown { node, reason } => self.link_down(node, &reason),
             NetEvent::Frame { node, lane: _, message, tail } => self.frame(node, message, tail),
-            NetEvent::Pair(event) => self.pair_event(event),
+            NetEvent::Pair { offer, event } => self.pair_event(offer, event),
         }
     }
 

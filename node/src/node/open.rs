@@ -240,23 +240,21 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), StartErr
     crate::logging::start_file(&config.data).map_err(io("opening the log file"))?;
     loop {
         let life = stop.child_token();
-        let Some((joined, residency)) = Box::pin(live(&config, life)).await? else { break };
+        let Some(adoption) = Box::pin(live(&config, life)).await? else { break };
         if stop.is_cancelled() {
             break;
         }
         let layout = Layout::new(&config.data);
         let keys = device_keys(&config.data)?;
-        super::offline::adopt(&layout, &keys, &joined, residency.as_ref()).map_err(|error| unsound(&error))?;
+        super::offline::adopt(&layout, &keys, &adoption.joined, adoption.residency.as_ref())
+            .map_err(|error| unsound(&error))?;
     }
     drop(dir);
     Ok(())
 }
 
 /// One life of a node: until it stops, or begins anew in an org that it was enrolled in.
-async fn live(
-    config: &Config,
-    stop: CancellationToken,
-) -> Result<Option<(Box<tieline_proto::pairing::Joined>, Option<tieline_proto::api::Residency>)>, StartError> {
+async fn live(config: &Config, stop: CancellationToken) -> Result<Option<pairing::Adoption>, StartError> {
     let started = Instant::now();
     let layout = Layout::new(&config.data);
     check_keys(&config.data)?;
