@@ -150,24 +150,16 @@ impl Node {
     }
 
     fn create_channel(&mut self, name: &str, client: Option<ClientId>, reply: ReplyTo) {
-        let result = self.begin_channel(name, client);
-        match result {
-            Ok(Created::Now(id)) => {
+        match self.begin_channel(name, client) {
+            Ok(id) => {
                 let ticket = self.ticket(reply, Asked::Channel(id));
-                if let Some(pending) = self.channels.get_mut(&id).and_then(|channel| channel.pending.back_mut()) {
-                    let done = Ask::Done(tieline_proto::id::Seq(2));
-                    pending.effects.push(tieline_proto::channel::Effect::Reply(ticket, Ok(done)));
-                }
-            }
-            Ok(Created::Before(id)) => {
-                let channel = self.channel_view(id);
-                self.reply(reply, Ok(to_value(&channel)));
+                self.await_made(id, ticket);
             }
             Err(error) => self.reply(reply, Err(error)),
         }
     }
 
-    pub(super) fn begin_channel(&mut self, name: &str, client: Option<ClientId>) -> Result<Created, ApiError> {
+    pub(super) fn begin_channel(&mut self, name: &str, client: Option<ClientId>) -> Result<ChannelId, ApiError> {
         let name = ChannelName::new(name).map_err(invalid)?;
         if !self.membership.is_founder() {
             let founder = self.membership.org().and_then(|org| org.home());
@@ -177,27 +169,25 @@ impl Node {
         }
         // A name is the id of the request that made it: the same person never means two channels by one name.
         let existing = self.membership.org().into_iter().flat_map(|org| org.channels());
-        if let Some((id, _)) = existing.into_iter().find(|(_, term)| term.name == name) {
+        let existing = existing.into_iter().find(|(_, term)| term.name == name).map(|(id, _)| id);
+        if let Some(id) = existing.or_else(|| self.making(&name)) {
             if client.is_some_and(|client| self.membership.created_by(&client) == Some(id)) {
-                return Ok(Created::Before(id));
+                return Ok(id);
             }
             let error = ApiError::new(Code::Conflict, format!("there is a channel {name} already"));
             return Err(error.hint(format!("tieline channel show {name}")));
         }
+        self.membership.check_writable()?;
         let (home, step, id) = self.new_channel(&name)?;
-        let org = self
-            .membership
-            .homed(id, &name, self.me, self.now().wall)
-            .map_err(|error| ApiError::new(Code::Internal, error.to_string()))?;
+        self.open_new_log(id)?;
         if let Some(client) = client {
             self.membership.created(client, id);
         }
         self.channels.insert(id, super::channel::Channel::new(home, tieline_proto::log::Head::default()));
-        self.open_new_log(id)?;
-        self.submit(id, step, org);
+        self.make(id, name);
+        self.submit(id, step, Vec::new());
         self.greet(id);
-        self.org_changed();
-        Ok(Created::Now(id))
+        Ok(id)
     }
 
     fn new_channel(&mut self, name: &ChannelName) -> Result<(Home, tieline_proto::channel::Step, ChannelId), ApiError> {
@@ -758,14 +748,6 @@ impl Node {
             ApiError::new(Code::NotFound, format!("no box is called {text:?}")).hint("tieline device list")
         })
     }
-}
-
-/// What became of a wish for a channel.
-pub(super) enum Created {
-    /// It is on its way to disk.
-    Now(ChannelId),
-    /// The same request made it before.
-    Before(ChannelId),
 }
 
 struct NoHistory;

@@ -159,10 +159,14 @@ impl Node {
                     }
                 }
                 match self.tokens.remove(&token) {
-                    Some(Owner::Channel(id)) => self.durable(id, token, &logs),
+                    Some(Owner::Channel(id)) => {
+                        self.durable(id, token, &logs);
+                        self.channel_logged(id);
+                    }
                     Some(Owner::Resident) => self.resident_durable(token),
                     Some(Owner::Blob) => self.blob_done(token, Ok(serde_json::json!({ "stored": true }))),
-                    Some(Owner::Org) | None => {}
+                    Some(Owner::Org) => self.org_kept(),
+                    None => {}
                 }
             }
             Report::Written { token } => {
@@ -184,8 +188,9 @@ impl Node {
             }
             Report::JournalFailed { id, reason } => self.failed(None, &[Target::Journal(id)], &reason),
             Report::LogReopened { log: LogId::Channel(id), .. } => self.refold(id),
+            Report::LogReopened { log: LogId::Org(_), .. } => self.org_reopened(),
             Report::JournalReopened { id: JournalId::Attempts(_), .. } => self.resident_reopened(),
-            Report::LogReopened { .. } | Report::JournalReopened { .. } => {}
+            Report::JournalReopened { .. } => {}
             Report::StillStopped { target, reason } => {
                 tracing::debug!(%target, %reason, "still takes no writes");
                 if let Target::Journal(id) = target {
@@ -292,7 +297,13 @@ impl Node {
         channels.sort_unstable();
         channels.dedup();
         for id in channels {
-            self.stop_channel(id, &words);
+            // One that has nothing on disk is not there at all.
+            if !self.channel_not_logged(id, &read_only(Some(&words))) {
+                self.stop_channel(id, &words);
+            }
+        }
+        if owner == Some(Owner::Org) || stopped.contains(&Target::Log(self.membership.log())) {
+            self.org_failed(reason);
         }
         if owner == Some(Owner::Resident)
             || stopped.iter().any(|t| matches!(t, Target::Journal(JournalId::Attempts(_))))
@@ -326,6 +337,9 @@ impl Node {
         // Journals first: what a log is folded to next is what they hold then.
         for id in std::mem::take(&mut self.stopped) {
             self.submit_command(Command::Reopen(Target::Journal(id)));
+        }
+        if self.membership.is_stopped() {
+            self.submit_command(Command::Reopen(Target::Log(self.membership.log())));
         }
         let stopped = self.channels.iter().filter(|(_, channel)| channel.home.is_none());
         for id in stopped.map(|(id, _)| *id).collect::<Vec<_>>() {

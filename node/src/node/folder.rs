@@ -241,9 +241,9 @@ pub fn keep_joined(
     keys::write(&link_key_path(staging.root()), &joined.link_key.to_secret_bytes())
         .map_err(io("writing the link key"))?;
     let peer = libp2p::PeerId::from_bytes(&joined.peer).ok();
-    let met = super::membership::Met { peer: peer.map(|peer| peer.to_string()), addrs: joined.addrs.clone() };
+    let met = super::book::Met { peer: peer.map(|peer| peer.to_string()), addrs: joined.addrs.clone() };
     let book = serde_json::to_vec_pretty(&BTreeMap::from([(joined.node, met)])).unwrap_or_default();
-    keys::write(&staging.root().join(super::membership::BOOK), &book).map_err(io("writing the peer book"))?;
+    keys::write(&staging.root().join(super::book::BOOK), &book).map_err(io("writing the peer book"))?;
     let before = before.unwrap_or(&joined.org).fingerprint().short();
     keys::write(&staging.root().join(BEFORE), before.as_bytes()).map_err(io("writing what was before"))?;
     let decide = || {
@@ -273,7 +273,7 @@ pub fn finish_joining(layout: &Layout) -> Result<(), StartError> {
         }
         ensure_dir(&RealDisk, &root.join("keys"))?;
         // The chain comes last: with it the folder is that of the new org.
-        for name in [super::membership::BOOK, "keys/link", "org"] {
+        for name in [super::book::BOOK, "keys/link", "org"] {
             if staged.join(name).try_exists()? {
                 set_aside(root, name, &suffix)?;
                 std::fs::rename(staged.join(name), root.join(name))?;

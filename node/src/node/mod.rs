@@ -15,12 +15,14 @@
 
 mod attempts;
 mod blobs;
+mod book;
 mod calls;
 mod channel;
 mod commit;
 mod feed;
 mod files;
 mod folder;
+mod making;
 mod membership;
 pub mod offline;
 mod open;
@@ -274,7 +276,7 @@ impl Node {
             NetEvent::LinkUp { node, name, peer_id, addr } => self.link_up(node, &name, peer_id, addr),
             NetEvent::LinkDown { node, reason } => self.link_down(node, &reason),
             NetEvent::Frame { node, lane: _, message, tail } => self.frame(node, message, tail),
-            NetEvent::Pair(event) => self.pair_event(event),
+            NetEvent::Pair { offer, event } => self.pair_event(offer, event),
         }
     }
 

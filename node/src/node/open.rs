@@ -240,23 +240,21 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), StartErr
     crate::logging::start_file(&config.data).map_err(io("opening the log file"))?;
     loop {
         let life = stop.child_token();
-        let Some((joined, residency)) = Box::pin(live(&config, life)).await? else { break };
+        let Some(adoption) = Box::pin(live(&config, life)).await? else { break };
         if stop.is_cancelled() {
             break;
         }
         let layout = Layout::new(&config.data);
         let keys = device_keys(&config.data)?;
-        super::offline::adopt(&layout, &keys, &joined, residency.as_ref()).map_err(|error| unsound(&error))?;
+        super::offline::adopt(&layout, &keys, &adoption.joined, adoption.residency.as_ref())
+            .map_err(|error| unsound(&error))?;
     }
     drop(dir);
     Ok(())
 }
 
 /// One life of a node: until it stops, or begins anew in an org that it was enrolled in.
-async fn live(
-    config: &Config,
-    stop: CancellationToken,
-) -> Result<Option<(Box<tieline_proto::pairing::Joined>, Option<tieline_proto::api::Residency>)>, StartError> {
+async fn live(config: &Config, stop: CancellationToken) -> Result<Option<pairing::Adoption>, StartError> {
     let started = Instant::now();
     let layout = Layout::new(&config.data);
     check_keys(&config.data)?;
@@ -266,7 +264,7 @@ async fn live(
         Some(opened) => opened,
         None => found(&config.name, &layout, &keys)?,
     };
-    let org_note = opened.note();
+    let (org_note, org_broken) = (opened.note(), opened.broken());
     let OpenedOrg { org, log: org_log } = opened;
     let mut config = config.clone();
     if let Some(device) = org.device(&me).filter(|_| !config.name_chosen) {
@@ -370,7 +368,7 @@ async fn live(
     }
 
     // Who and where.
-    let membership = Membership::new(me, org, org_head, vec![link_key], person(), &config.data);
+    let membership = Membership::new(me, (org, org_head, org_broken), vec![link_key], person(), &config.data);
     let (org_view, org_seen) = watch::channel(Arc::new(membership.view()));
     let mut rng = os_rng()?;
     let mut net_seed = [0; 32];
@@ -549,6 +547,7 @@ impl Node {
             }
         }
         self.net.shutdown().await;
+        self.membership.close().await;
         tracing::info!("stopped");
     }
 }

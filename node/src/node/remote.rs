@@ -33,7 +33,7 @@ const FED_MAX: usize = 64;
 impl Node {
     pub(super) fn link_up(&mut self, node: NodeId, name: &str, peer: PeerId, addr: Option<Multiaddr>) {
         tracing::info!(node = %node.short(), name, "link up");
-        self.membership.met(node, peer, addr);
+        self.met(node, peer, addr.as_ref());
         // The chain goes before the greeting: what the greeting sets off may name a channel that is new here.
         let org = self.membership.org();
         if org.and_then(|org| org.home()) == Some(node) {
@@ -84,7 +84,9 @@ impl Node {
     pub(super) fn frame(&mut self, node: NodeId, message: Message, tail: Vec<u8>) {
         match &message {
             Message::Hello { mark, addrs, .. } => {
-                self.membership.learn_addrs(node, addrs);
+                if !self.greeted(node, addrs) {
+                    return;
+                }
                 self.peers.insert(node, *mark);
                 for id in self.channels.keys().copied().collect::<Vec<_>>() {
                     self.feed_home(id, Input::LinkUp(node, *mark));

@@ -39,10 +39,10 @@ pub fn files(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// A small file system in memory. Dropping it unmounts it.
-struct Tmpfs(PathBuf);
+pub struct Tmpfs(pub PathBuf);
 
 impl Tmpfs {
-    fn mount(at: &Path, size: &str) -> Self {
+    pub fn mount(at: &Path, size: &str) -> Self {
         fs::create_dir_all(at).expect("a folder can be made");
         let options = format!("size={size},mode=0700");
         let mut command = Command::new("mount");

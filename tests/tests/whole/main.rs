@@ -10,6 +10,7 @@ mod holds;
 mod make_run;
 mod network;
 mod one_box;
+mod org_chain;
 mod real;
 mod remote_turn;
 mod surfaces;

@@ -16,6 +16,10 @@ use tieline_proto::pairing::{Approval, HostError, Reason};
 pub(super) use desk::{Desk, DeskHandle};
 pub use join::{Digits, JoinConfig, JoinError, join, join_over};
 
+/// The node's number for an offer. A newer offer takes an older one's place, and what is late must not hit the newer.
+#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+pub struct OfferId(pub u64);
+
 /// How an offer goes, at the host.
 #[derive(Debug)]
 pub enum PairEvent {
