@@ -131,7 +131,8 @@ fn os_rng() -> Result<ChaCha20Rng, StartError> {
 pub fn device_keys(data: &Path) -> Result<DeviceKeys, StartError> {
     let path = data.join("keys").join("device");
     if let Some(bytes) = keys::read(&path)? {
-        return DeviceKeys::from_secret_bytes(&bytes).map_err(|error| unsound(&error));
+        let damaged = |error| unsound(&format!("{}: {error}; restore it from a backup", path.display()));
+        return DeviceKeys::from_secret_bytes(&bytes).map_err(damaged);
     }
     let keys = DeviceKeys::generate(&mut os_rng()?);
     keys::write(&path, &keys.to_secret_bytes()).map_err(io("writing the device's key"))?;
@@ -641,7 +642,11 @@ async fn live(
         tokio::time::sleep(LISTEN_LOOK).await;
     }
     node.learn_listening();
-    node.write_ready();
+    if let Err(error) = node.write_ready() {
+        // Who waits for the file would wait for ever.
+        node.close(sources).await;
+        return Err(io(format!("writing the ready file {}", ready_path(config)))(error));
+    }
     node.greet_person();
     tracing::info!(
         node = %me.short(), name = node.config.name, api = node.api, ms = started.elapsed().as_millis() as u64, "up"
@@ -710,6 +715,10 @@ pub(super) fn names_loopback_only(link: &tieline_proto::pairing::PairLink) -> bo
     let addrs = link.addrs.iter().filter_map(|addr| Multiaddr::try_from(addr.clone()).ok());
     let mut addrs = addrs.peekable();
     addrs.peek().is_some() && addrs.all(|addr| is_loopback(&addr))
+}
+
+fn ready_path(config: &Config) -> String {
+    config.ready_file.as_deref().map_or_else(String::new, |path| path.display().to_string())
 }
 
 /// Remembers the ports that this node listens on.
@@ -797,8 +806,8 @@ impl Node {
     }
 
     /// Says that the node answers, to whoever waits for it.
-    fn write_ready(&self) {
-        let Some(path) = &self.config.ready_file else { return };
+    fn write_ready(&self) -> std::io::Result<()> {
+        let Some(path) = &self.config.ready_file else { return Ok(()) };
         let ready = json!({
             "api": self.api,
             "node": self.me,
@@ -807,9 +816,7 @@ impl Node {
             "pid": std::process::id(),
             "version": env!("CARGO_PKG_VERSION"),
         });
-        if let Err(error) = keys::write(path, ready.to_string().as_bytes()) {
-            tracing::error!(%error, path = %path.display(), "the ready file cannot be written");
-        }
+        keys::write(path, ready.to_string().as_bytes())
     }
 
     /// Ends what runs, finishes what is on its way to disk, and closes everything.

@@ -49,9 +49,7 @@ pub fn explain(error: &StartError) -> ApiError {
         }
         StartError::Net(NetError::Listen { .. }) => ApiError::new(Code::Internal, words)
             .hint("choose another port with --listen, or leave it out for a free one"),
-        StartError::Door(crate::http::DoorError::Bind { .. }) => {
-            ApiError::new(Code::Internal, words).hint("choose another port with --api, or leave it out for a free one")
-        }
+        StartError::Door(error) => error.into(),
         _ => ApiError::new(Code::Internal, words),
     }
 }

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod disk;
+mod edges;
 mod first_minutes;
 mod five_faults;
 mod holds;
