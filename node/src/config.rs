@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde_json::Value;
 use tieline_proto::api::{ApiError, Code};
 
-pub use keys::{API_PORT, LISTEN_PORT};
+pub use keys::{API_PORT, LISTEN_PORT, log_filter};
 
 /// Everything the node is told.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,6 +52,23 @@ pub struct Config {
     pub ready_file: Option<PathBuf>,
     /// Stdout holds JSON alone.
     pub json: bool,
+}
+
+/// How `tieline` is called for a data folder that somebody chose.
+#[must_use]
+pub fn program(data: &Path) -> String {
+    format!("tieline --data {}", shell_word(&data.to_string_lossy()))
+}
+
+/// A text as a word of a shell's command line.
+#[must_use]
+pub fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
 }
 
 /// Where the loopback API listens.
@@ -133,11 +150,7 @@ impl Config {
     /// A command of `tieline` as a person types it for this data folder.
     #[must_use]
     pub fn command(&self, args: &str) -> String {
-        if self.data_chosen {
-            format!("tieline --data {} {args}", self.data.display())
-        } else {
-            format!("tieline {args}")
-        }
+        if self.data_chosen { format!("{} {args}", program(&self.data)) } else { format!("tieline {args}") }
     }
 
     /// Refuses what this version accepts in a configuration and does not do: it would be believed to work.

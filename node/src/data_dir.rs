@@ -95,6 +95,9 @@ impl DataDir {
             let path = at.to_owned();
             move |error| DirError::Io { path, error }
         };
+        if fs::metadata(path).is_ok_and(|meta| !meta.is_dir()) {
+            return Err(failed(path)(io::ErrorKind::NotADirectory.into()));
+        }
         fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed(path))?;
         // Before anything is made or changed, the lock and the folder's mode too.
         Self::check_format(path)?;
@@ -105,10 +108,12 @@ impl DataDir {
         }
         // Only now: a folder of something else keeps its mode.
         Self::check(path)?;
-        if meta.mode() & 0o077 != 0 {
-            let mut mode = meta.permissions();
-            std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o700);
-            fs::set_permissions(path, mode).map_err(failed(path))?;
+        for folder in [path.to_owned(), path.join("keys")] {
+            let Ok(meta) = fs::metadata(&folder) else { continue };
+            if meta.mode() & 0o077 != 0 {
+                let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+                fs::set_permissions(&folder, mode).map_err(failed(&folder))?;
+            }
         }
         let lock_path = path.join(LOCK_NAME);
         let mut options = OpenOptions::new();
@@ -119,7 +124,10 @@ impl DataDir {
         let format_path = path.join(FORMAT_NAME);
         match fs::read_to_string(&format_path) {
             Ok(text) => {
-                let found = text.trim().parse().unwrap_or(u32::MAX);
+                let Ok(found) = text.trim().parse::<u32>() else {
+                    let error = io::Error::new(io::ErrorKind::InvalidData, "it holds no number of a format");
+                    return Err(failed(&format_path)(error));
+                };
                 if found > FORMAT {
                     return Err(DirError::Newer { path: path.to_owned(), found });
                 }

@@ -51,10 +51,14 @@ pub async fn run(context: &Context, command: HarnessCommand) -> Done {
             let rows = reports.iter().map(|report| {
                 let state = if report.available { "ready" } else { "missing" };
                 let version = report.version.clone().unwrap_or_default();
-                let more = report.problem.clone().unwrap_or_else(|| report.command.join(" "));
-                vec![report.name.clone(), state.to_owned(), version, more]
+                vec![report.name.clone(), state.to_owned(), version, report.command.join(" ")]
             });
-            context.out.text(&columns(&rows.collect::<Vec<_>>()))?;
+            let mut text = columns(&rows.collect::<Vec<_>>());
+            // Whole: it ends with what to type.
+            for problem in reports.iter().filter_map(|report| report.problem.as_deref()) {
+                text.push_str(&format!("\n{}\n", tieline_proto::text::one_line(problem, 1000)));
+            }
+            context.out.text(&text)?;
         }
         HarnessCommand::Add { name, command } => {
             DataDir::check(&config.data).map_err(|error| crate::node::explain(&error.into()))?;

@@ -74,7 +74,11 @@ struct Waited {
 
 /// Runs it.
 pub async fn run(context: &Context, args: Post) -> Done {
-    let (channel, text) = channel_and_text(&args.words, &Context::env)?;
+    let (channel, text) = channel_and_text(&args.words, !args.attach.is_empty(), &Context::env)?;
+    if args.attach.is_empty() && text.trim().is_empty() {
+        return Err(ApiError::new(Code::Invalid, "an empty post without attachments says nothing")
+            .hint("tieline post CHANNEL TEXT, or with --attach FILE"));
+    }
     if args.attach.len() > ATTACHMENTS_MAX {
         return Err(ApiError::new(Code::Limit, format!("a post has at most {} attachments", ATTACHMENTS_MAX))
             .hint("pack them into one file, or post the rest after it"));
@@ -144,12 +148,17 @@ async fn send(dial: &Dial, client: &mut Client, request: Request) -> Result<Valu
     }
 }
 
-/// Inside a turn one word is the text and the channel is the turn's.
-fn channel_and_text(words: &[String], env: &dyn Fn(&str) -> Option<String>) -> Result<(String, String), ApiError> {
+/// Inside a turn one word is the text and the channel is the turn's; elsewhere it is the channel, if a file says it all.
+fn channel_and_text(
+    words: &[String],
+    has_files: bool,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<(String, String), ApiError> {
     let (channel, text) = match words {
         [channel, text] => (channel.clone(), text),
         [text] => match env("TIELINE_CHANNEL").filter(|channel| !channel.is_empty()) {
             Some(channel) => (channel, text),
+            None if has_files => return Ok((text.clone(), String::new())),
             None => {
                 return Err(
                     ApiError::new(Code::Invalid, "a post needs a channel and a text").hint("tieline post CHANNEL TEXT")
@@ -209,7 +218,7 @@ mod tests {
     fn check(words: &[&str], channel: Option<&str>) -> Result<(String, String), ApiError> {
         let words: Vec<_> = words.iter().map(|word| (*word).to_owned()).collect();
         let env = |name: &str| channel.filter(|_| name == "TIELINE_CHANNEL").map(str::to_owned);
-        channel_and_text(&words, &env)
+        channel_and_text(&words, false, &env)
     }
 
     #[test]
@@ -219,5 +228,7 @@ mod tests {
         assert_eq!(check(&["lobby", "hi"], Some("ops")).unwrap().0, "lobby");
         let error = check(&["hi"], None).unwrap_err();
         assert_eq!((error.code, error.hint.as_str()), (Code::Invalid, "tieline post CHANNEL TEXT"));
+        let alone = channel_and_text(&["lobby".to_owned()], true, &|_| None).unwrap();
+        assert_eq!(alone, ("lobby".to_owned(), String::new()), "a file may say it all");
     }
 }

@@ -235,10 +235,17 @@ fn log_format(text: &str) -> Result<LogFormat, String> {
     }
 }
 
-fn log_filter(text: &str) -> Result<String, String> {
+/// Checks what is to be logged.
+///
+/// # Errors
+/// When it is no filter, in words.
+pub fn log_filter(text: &str) -> Result<String, String> {
+    // The library takes any word for the name of a part to log, and then logs nothing else.
+    let is_level = |word: &str| word.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();
+    let is_sound = |part: &str| is_level(part.rsplit_once('=').map_or(part, |(_, level)| level).trim());
     match tracing_subscriber::EnvFilter::try_new(text) {
-        Ok(_) => Ok(text.to_owned()),
-        Err(error) => Err(format!("it takes a filter such as info or tieline=debug: {error}")),
+        Ok(_) if text.split(',').all(is_sound) => Ok(text.to_owned()),
+        _ => Err("it takes a level, or a filter such as info,tieline=debug".to_owned()),
     }
 }
 

@@ -106,7 +106,12 @@ fn wrong_values_say_key_value_source_and_reason() {
     check("harness.gpu.command = []", &["harness.gpu needs command"]);
     check("env_pass = ['A B']", &["A B"]);
     check("log = 2030-01-01", &["log", "text"]);
-    check("log_level = '==='", &["log_level"]);
+    for filter in ["===", "zz((", "zzz", "info,x"] {
+        check(&format!("log_level = '{filter}'"), &["log_level", filter]);
+    }
+    for filter in ["debug", "tieline=debug,warn", "tieline::net=trace, info", "off"] {
+        Box::new().env("TIELINE_LOG_LEVEL", filter).load().unwrap();
+    }
     check("name = ''", &["name"]);
     let error = Box::new().file("data", "name = [").refusal();
     assert!(error.message.contains("not valid TOML"), "{}", error.message);

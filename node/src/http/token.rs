@@ -37,7 +37,14 @@ struct Known {
     stamp: Option<Stamp>,
     /// Rises with every change.
     generation: u64,
-    sessions: VecDeque<Secret>,
+    sessions: VecDeque<Session>,
+}
+
+/// A browser that is logged in. Browsers send a host's cookies to every port of it, so whoever serves another port sees
+/// the id; what the page keeps for its own origin goes nowhere else.
+struct Session {
+    id: Secret,
+    key: Secret,
 }
 
 impl std::fmt::Debug for Known {
@@ -88,28 +95,29 @@ impl ApiToken {
         same.then_some(known.generation)
     }
 
-    /// Starts a browser session. Returns its id, for the cookie.
+    /// Starts a browser session. Returns its id, for the cookie, and its key, for the page.
     #[must_use]
-    pub fn session_start(&self) -> Secret {
-        let id = secret();
+    pub fn session_start(&self) -> (Secret, Secret) {
+        let (id, key) = (secret(), secret());
         let mut known = self.current();
         if known.sessions.len() >= SESSIONS_MAX {
             known.sessions.pop_front();
         }
-        known.sessions.push_back(id.clone());
-        id
+        known.sessions.push_back(Session { id: id.clone(), key: key.clone() });
+        (id, key)
     }
 
     /// Whether a browser session is good, as of now.
     #[must_use]
-    pub fn session_is(&self, id: &str) -> bool {
+    pub fn session_is(&self, id: &str, key: &str) -> bool {
         // All are compared, so that the time tells nothing about which one matched.
-        self.current().sessions.iter().fold(false, |found, known| found | same(known, id))
+        let is = |known: &Session| same(&known.id, id) & same(&known.key, key);
+        self.current().sessions.iter().fold(false, |found, known| found | is(known))
     }
 
     /// Ends a browser session.
     pub fn session_end(&self, id: &str) {
-        self.current().sessions.retain(|known| !same(known, id));
+        self.current().sessions.retain(|known| !same(&known.id, id));
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {

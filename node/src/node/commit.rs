@@ -421,6 +421,11 @@ impl Node {
 /// What a writer is told while a channel takes no writes.
 pub(super) fn read_only(reason: Option<&str>) -> ApiError {
     let reason = reason.unwrap_or("it could not be written");
-    ApiError::new(Code::ReadOnly, format!("the channel takes no writes now: {reason}"))
-        .hint("free space or mend the disk; writing resumes by itself, and: tieline status")
+    ApiError::new(Code::ReadOnly, format!("the channel takes no writes now: {reason}")).hint(
+        if reason.starts_with("its log is damaged") {
+            "tieline channel verify names the entry; stop the node and restore the channel's log from a backup"
+        } else {
+            "free space or mend the disk; writing resumes by itself, and: tieline status"
+        },
+    )
 }

@@ -38,7 +38,8 @@ const BEFORE: &str = "before";
 pub fn device_keys(data: &Path) -> Result<DeviceKeys, StartError> {
     let path = data.join("keys").join("device");
     if let Some(bytes) = keys::read(&path)? {
-        return DeviceKeys::from_secret_bytes(&bytes).map_err(|error| unsound(&error));
+        let damaged = |error| unsound(&format!("{}: {error}; restore it from a backup", path.display()));
+        return DeviceKeys::from_secret_bytes(&bytes).map_err(damaged);
     }
     let keys = DeviceKeys::generate(&mut os_rng()?);
     keys::write(&path, &keys.to_secret_bytes()).map_err(io("writing the device's key"))?;

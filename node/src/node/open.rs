@@ -453,7 +453,11 @@ async fn live(config: &Config, stop: CancellationToken) -> Result<Option<pairing
         tokio::time::sleep(LISTEN_LOOK).await;
     }
     node.learn_listening();
-    node.write_ready();
+    if let Err(error) = node.write_ready() {
+        // Who waits for the file would wait for ever.
+        node.close(sources).await;
+        return Err(io(format!("writing the ready file {}", ready_path(config)))(error));
+    }
     node.greet_person();
     tracing::info!(
         node = %me.short(), name = node.config.name, api = node.api, ms = started.elapsed().as_millis() as u64, "up"
@@ -463,6 +467,10 @@ async fn live(config: &Config, stop: CancellationToken) -> Result<Option<pairing
     drop(doors);
     driven?;
     Ok(node.pairing.joined.take())
+}
+
+fn ready_path(config: &Config) -> String {
+    config.ready_file.as_deref().map_or_else(String::new, |path| path.display().to_string())
 }
 
 /// What `/metrics` shows.
@@ -513,8 +521,8 @@ impl Node {
     }
 
     /// Says that the node answers, to whoever waits for it.
-    fn write_ready(&self) {
-        let Some(path) = &self.config.ready_file else { return };
+    fn write_ready(&self) -> std::io::Result<()> {
+        let Some(path) = &self.config.ready_file else { return Ok(()) };
         let ready = json!({
             "api": self.api,
             "node": self.me,
@@ -523,9 +531,7 @@ impl Node {
             "pid": std::process::id(),
             "version": env!("CARGO_PKG_VERSION"),
         });
-        if let Err(error) = keys::write(path, ready.to_string().as_bytes()) {
-            tracing::error!(%error, path = %path.display(), "the ready file cannot be written");
-        }
+        keys::write(path, ready.to_string().as_bytes())
     }
 
     /// Ends what runs, finishes what is on its way to disk, and closes everything.

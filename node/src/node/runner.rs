@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -71,6 +72,8 @@ pub struct Runner {
     pub home: NodeId,
     /// Its journal, empty.
     pub file: File,
+    /// Where that is.
+    pub path: PathBuf,
     /// The harness's side.
     pub turn: Turn,
     /// Orders.
@@ -86,9 +89,9 @@ pub struct Runner {
 impl Runner {
     /// Runs the attempt to its end.
     pub async fn run(self) {
-        let Self { id, home, file, turn, mut orders, news, written, notices } = self;
+        let Self { id, home, file, path, turn, mut orders, news, written, notices } = self;
         let Turn { commands, mut outputs } = turn;
-        let mut log = Log::new(file, written);
+        let mut log = Log::new(file, path, written);
         let mut approvals: BTreeMap<String, Option<Hash>> = BTreeMap::new();
         let mut session = None;
         let mut batch = Vec::with_capacity(OUTPUTS_MAX);
@@ -201,6 +204,8 @@ impl Runner {
 
 struct Log {
     file: Arc<File>,
+    /// Where the file is, until its name is durable too.
+    path: Option<PathBuf>,
     journal: EventJournal,
     /// Lines that are not on their way to the file yet.
     buffer: Vec<u8>,
@@ -216,9 +221,9 @@ struct Writing {
 }
 
 impl Log {
-    fn new(file: File, written: watch::Sender<u64>) -> Self {
+    fn new(file: File, path: PathBuf, written: watch::Sender<u64>) -> Self {
         let journal = EventJournal::default();
-        Self { file: Arc::new(file), journal, buffer: Vec::new(), writing: None, written }
+        Self { file: Arc::new(file), path: Some(path), journal, buffer: Vec::new(), writing: None, written }
     }
 
     /// Sends what is there on its way, unless something is already: then it follows.
@@ -227,7 +232,11 @@ impl Log {
             return;
         }
         let (file, mut buffer) = (Arc::clone(&self.file), std::mem::take(&mut self.buffer));
+        let path = self.path.take();
         let task = tokio::task::spawn_blocking(move || {
+            if let Some(folder) = path.as_deref().and_then(Path::parent) {
+                File::open(folder)?.sync_all()?;
+            }
             (&*file).write_all(&buffer)?;
             buffer.clear();
             Ok(buffer)

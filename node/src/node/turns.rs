@@ -334,7 +334,7 @@ impl Node {
         }
         self.turns.runners.insert(id, Running { orders, member });
         let news = self.turns.news.clone();
-        let runner = Runner { id, home, file, turn, orders: received, news, written, notices };
+        let runner = Runner { id, home, file, path, turn, orders: received, news, written, notices };
         tokio::spawn(runner.run());
         self.make_pump(id, home, progress);
         self.order_pump(id, home, pump::Order::Resume(0));

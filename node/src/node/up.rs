@@ -51,9 +51,7 @@ pub fn explain(error: &StartError) -> ApiError {
             .hint("restore org/log from a backup; a box that has joined can set its folder org aside and join anew"),
         StartError::Net(NetError::Listen { .. }) => ApiError::new(Code::Internal, words)
             .hint("choose another port with --listen, or leave it out for a free one"),
-        StartError::Door(crate::http::DoorError::Bind { .. }) => {
-            ApiError::new(Code::Internal, words).hint("choose another port with --api, or leave it out for a free one")
-        }
+        StartError::Door(error) => error.into(),
         _ => ApiError::new(Code::Internal, words),
     }
 }

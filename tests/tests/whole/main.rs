@@ -4,6 +4,7 @@ mod bad_input;
 mod between;
 mod cases;
 mod disk;
+mod edges;
 mod first_minutes;
 mod five_faults;
 mod holds;

@@ -111,7 +111,7 @@ pub async fn turns(
         Some(Err(error)) => return Ok(Waited { lost: Some(error), ..waited }),
         None => return Ok(Waited { timed_out: true, ..waited }),
     };
-    let mut renderer = Renderer::new(out.style).live();
+    let mut renderer = Renderer::new(out.style).of(channel, out).live();
     renderer.name(agents.iter().map(|(id, handle)| (MemberId(*id), handle.clone())));
     while !watch.is_done() {
         let frame = match in_time(deadline, follow.next(|note| out.note(note))).await {

@@ -10,7 +10,7 @@ use crate::id::{ClientId, Handle, MemberId, MessageId, Seq};
 use crate::link::{AttemptId, Message};
 use crate::route::Origin;
 
-/// Longest answer to a question, in bytes of JSON: it is sent in one frame's head.
+/// Longest answer to a question, in bytes of JSON.
 pub const ANSWER_LEN_MAX: usize = 128 * 1024;
 
 /// Longest folder of a member, in bytes: as long as a path can be. Like the model it goes with every delivery.
