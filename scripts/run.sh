@@ -98,10 +98,9 @@ echo
 TIELINE_DATA=$dir/home tieline tail lobby --follow --events > >(tee "$dir/tail.log") 2>"$dir/tail-errors.log" &
 pids+=($!)
 tailing=$!
-question='@bot hello from the other box script:words(12,150ms)'
-home post lobby "$question" --wait --timeout 60 >"$dir/post.log" 2>&1 || fail "no answer"
+home post lobby '@bot hello from the other box' --wait --timeout 60 >"$dir/post.log" 2>&1 || fail "no answer"
 # The stream is another process: wait until it, too, has shown the end.
-until_true "the streamed answer" has 'completed' "$dir/tail.log"
+until_true "the streamed answer" has '✓ completed' "$dir/tail.log"
 kill "$tailing" 2>/dev/null || true
 echo
 

@@ -444,6 +444,7 @@ async fn live(config: &Config, stop: CancellationToken) -> Result<Option<pairing
     let mut sources =
         Sources { calls, net: net_events, reports, local: local_received, news: news_received, done: done_received };
     for id in node.channels.keys().copied().collect::<Vec<_>>() {
+        node.sweep_staged(id);
         node.greet(id);
     }
     node.resident(tieline_proto::turn::Input::LinkUp(me));

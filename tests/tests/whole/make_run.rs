@@ -45,7 +45,8 @@ fn run_once_shows_the_streamed_answer_and_ends_with_0() {
     let ended = run(dir.path(), &bin(), true).finish().ok();
     let at = |words: &str| ended.stdout.find(words).unwrap_or_else(|| panic!("no {words:?} in {}", ended.stdout));
     assert!(at("1. The home") < at("2. The resident"));
-    assert!(at("@bot hello from the other box") < at("word1 word2") && at("word12") < at("completed"));
+    assert!(at("@bot hello from the other box") < at("I am the scripted member"));
+    assert!(at("I am the scripted member") < at("completed"));
     assert!(at("completed") < at("as they were sealed"), "it checks its log: {}", ended.stdout);
     assert_eq!(left(dir.path()), Vec::<String>::new());
 }
