@@ -108,16 +108,42 @@ pub fn with_own_claude(plan: Plan, model: &Model) -> (Plan, String) {
     (plan.harness("claude-code"), format!("Bearer {token}"))
 }
 
-/// Codex with a person's own login, as `codex login` leaves it. Gives the credential that requests must carry.
+/// A token as ChatGPT gives it: unsigned, of person@example.test, good until 2100.
+const CHATGPT_TOKEN: &str = "eyJhbGciOiJub25lIiwidHlwIjoiSldUIn0.\
+     eyJlbWFpbCI6InBlcnNvbkBleGFtcGxlLnRlc3QiLCJleHAiOjQxMDI0NDQ4MDAsImh0dHBzOi8vYXBpLm9wZW5haS5jb20v\
+     YXV0aCI6eyJjaGF0Z3B0X3BsYW5fdHlwZSI6InBsdXMiLCJjaGF0Z3B0X2FjY291bnRfaWQiOiJhY2NvdW50LTEiLCJjaGF0\
+     Z3B0X3VzZXJfaWQiOiJ1c2VyLTEifX0.c2ln";
+
+/// Codex with a person's own API key, as `codex login --with-api-key` leaves it. Gives the credential that requests must
+/// carry.
 ///
 /// # Panics
 /// When the files cannot be written.
 #[must_use]
 pub fn with_own_codex(plan: Plan, model: &Model) -> (Plan, String) {
-    codex_config(&plan, model, "requires_openai_auth = true");
     let key = "sk-of-the-person";
-    write_private(&plan.resident.home().join(".codex/auth.json"), &json!({ "OPENAI_API_KEY": key }));
-    (plan.harness("codex"), format!("Bearer {key}"))
+    with_codex_login(plan, model, &json!({ "OPENAI_API_KEY": key }), key)
+}
+
+/// Codex with a person's own ChatGPT account, as `codex login` leaves it. Gives the credential that requests must carry.
+///
+/// # Panics
+/// When the files cannot be written.
+#[must_use]
+pub fn with_own_chatgpt(plan: Plan, model: &Model) -> (Plan, String) {
+    let token = CHATGPT_TOKEN;
+    // A login is refreshed when it is old, and this one never is.
+    let login = json!({
+        "auth_mode": "chatgpt", "OPENAI_API_KEY": null, "last_refresh": "2099-01-01T00:00:00Z",
+        "tokens": { "id_token": token, "access_token": token, "refresh_token": "of-the-person", "account_id": "account-1" },
+    });
+    with_codex_login(plan, model, &login, token)
+}
+
+fn with_codex_login(plan: Plan, model: &Model, login: &Value, credential: &str) -> (Plan, String) {
+    codex_config(&plan, model, "requires_openai_auth = true");
+    write_private(&plan.resident.home().join(".codex/auth.json"), login);
+    (plan.harness("codex"), format!("Bearer {credential}"))
 }
 
 fn write_private(path: &Path, value: &Value) {
@@ -139,11 +165,12 @@ fn codex_config(plan: &Plan, model: &Model, login: &str) {
     let folder = plan.resident.home().join(".codex");
     fs::create_dir_all(&folder).expect("a folder can be made");
     let config = format!(
-        "model = \"fake-model\"\nmodel_provider = \"fake\"\ncheck_for_update_on_startup = false\n\n\
+        "model = \"fake-model\"\nmodel_provider = \"fake\"\ncheck_for_update_on_startup = false\n\
+         chatgpt_base_url = \"{url}/backend-api\"\n\n\
          [analytics]\nenabled = false\n\n\
-         [model_providers.fake]\nname = \"fake\"\nbase_url = \"{}/v1\"\nwire_api = \"responses\"\n{login}\n\
+         [model_providers.fake]\nname = \"fake\"\nbase_url = \"{url}/v1\"\nwire_api = \"responses\"\n{login}\n\
          request_max_retries = 1\nstream_max_retries = 1\nsupports_websockets = false\n",
-        model.url()
+        url = model.url()
     );
     fs::write(folder.join("config.toml"), config).expect("the configuration can be written");
 }

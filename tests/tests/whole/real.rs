@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tieline_tests::mesh::Plan;
-use tieline_tests::model::{Model, SECRETS, with_claude, with_codex, with_own_claude, with_own_codex};
+use tieline_tests::model::{
+    Model, SECRETS, with_claude, with_codex, with_own_chatgpt, with_own_claude, with_own_codex,
+};
 use tieline_tests::process::assert_allowed_env;
 use tieline_tests::view::body;
 use tieline_tests::{Mesh, clis, until};
@@ -184,14 +186,10 @@ fn is_keeper(pid: &Pid) -> bool {
 
 /// The person is logged in with the program itself, and nothing is configured at the node: the model sees the person's
 /// credential, the node's own secrets reach nobody.
-fn uses_the_persons_own_login(agent: Agent) {
+fn uses_the_persons_own_login(agent: Agent, log_in: impl FnOnce(Plan, &Model) -> (Plan, String)) {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let model = Model::start(dir.path());
-    let plan = clis::on_path(Plan::default());
-    let (mut plan, credential) = match agent {
-        Agent::Claude => with_own_claude(plan, &model),
-        Agent::Codex => with_own_codex(plan, &model),
-    };
+    let (mut plan, credential) = log_in(clis::on_path(Plan::default()), &model);
     assert!(plan.env_pass.is_empty(), "nothing is passed on");
     for (name, value) in SECRETS {
         plan.resident = plan.resident.env(name, value);
@@ -301,7 +299,6 @@ for_both! {
         runs_a_tool_with_an_approval_of_the_home;
     real_claude_is_interrupted_mid_stream, real_codex_is_interrupted_mid_stream: is_interrupted_mid_stream;
     real_claude_is_resumed_after_kill_9, real_codex_is_resumed_after_kill_9: is_resumed_after_its_process_was_killed;
-    real_claude_uses_the_persons_own_login, real_codex_uses_the_persons_own_login: uses_the_persons_own_login;
     real_claude_case_d14_resumes_without_its_past, real_codex_case_d14_resumes_without_its_past:
         resumes_without_showing_its_past;
     real_claude_lives_on_after_a_model_error, real_codex_lives_on_after_a_model_error:
@@ -312,6 +309,21 @@ for_both! {
         changes_its_model_between_turns;
     real_claude_stays_local_without_a_resident, real_codex_stays_local_without_a_resident:
         stays_local_without_a_resident;
+}
+
+#[test]
+fn real_claude_uses_the_persons_own_login() {
+    uses_the_persons_own_login(Agent::Claude, with_own_claude);
+}
+
+#[test]
+fn real_codex_uses_the_persons_own_login() {
+    uses_the_persons_own_login(Agent::Codex, with_own_chatgpt);
+}
+
+#[test]
+fn real_codex_uses_the_persons_own_api_key() {
+    uses_the_persons_own_login(Agent::Codex, with_own_codex);
 }
 
 #[test]
