@@ -60,7 +60,13 @@ impl Node {
             history: &history,
         };
         let step = home.handle(input, &mut context);
+        let fault = home.fault().map(ToString::to_string);
         self.submit(id, step, Vec::new());
+        if let Some(fault) = fault {
+            // A fault of ours must not become one of the log: the state is folded anew from what is on disk.
+            self.stop_channel(id, &fault);
+            self.submit_command(Command::Reopen(Target::Log(LogId::Channel(id))));
+        }
     }
 
     /// Puts a channel's step on its way. `org` are entries of the org's chain that must be durable with it.
