@@ -36,8 +36,7 @@ fn commands_that_up_prints_work_and_the_first_post_is_answered() {
         shell.env("PATH", format!("{}:/usr/bin:/bin", folder.display()));
         shell.env("HOME", node.setup().home()).env("XDG_CONFIG_HOME", dir.path().join("config"));
         let ended = Process::spawn(shell).finish().ok();
-        answered |=
-            command.contains(" post ") && command.contains("--wait") && !ended.stdout.trim().is_empty();
+        answered |= command.contains(" post ") && command.contains("--wait") && !ended.stdout.trim().is_empty();
     }
     assert!(answered, "a post was answered:\n{}", node.log());
 }

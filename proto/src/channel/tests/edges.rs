@@ -950,3 +950,13 @@ fn a_resident_that_lost_its_journal_has_its_turns_held() {
     assert!(state.cards.values().any(|card| matches!(card, Card::HeldTurn { .. })));
     assert!(state.members.values().all(|member| member.queue.len() < QUEUE_LEN_MAX));
 }
+
+#[test]
+fn last_person_of_a_channel_stays_and_is_no_program() {
+    let mut world = World::new(1, 1);
+    for op in [Op::MemberRemove, Op::MemberPause, Op::MemberResume, Op::MemberKill, Op::MemberRevive] {
+        let refused = world.does(op(ANA)).expect_err("a person is no program, and the last one stays");
+        assert_eq!(refused.code, Code::Refused, "{refused:?}");
+    }
+    world.post("still here");
+}
