@@ -60,11 +60,11 @@ impl Node {
             history: &history,
         };
         let step = home.handle(input, &mut context);
-        self.submit(id, step, Vec::new());
+        self.submit(id, step);
     }
 
-    /// Puts a channel's step on its way. `org` are entries of the org's chain that must be durable with it.
-    pub(super) fn submit(&mut self, id: ChannelId, step: Step, org: Vec<tieline_proto::entry::NewEntry>) {
+    /// Puts a channel's step on its way.
+    pub(super) fn submit(&mut self, id: ChannelId, step: Step) {
         let Some(channel) = self.channels.get_mut(&id) else { return };
         channel.note(&step);
         let Step { blobs, journals, entries, effects } = step;
@@ -96,10 +96,7 @@ impl Node {
                     sync: append.sync,
                 })
                 .collect(),
-            logs: [(LogId::Channel(id), entries), (self.membership.log(), org)]
-                .into_iter()
-                .filter(|(_, entries)| !entries.is_empty())
-                .collect(),
+            logs: if entries.is_empty() { Vec::new() } else { vec![(LogId::Channel(id), entries)] },
             lines: Vec::new(),
         };
         if durable || !commit.journals.is_empty() {
