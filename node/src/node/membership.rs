@@ -187,6 +187,12 @@ impl Membership {
         self.stopped.as_deref().map_or(Ok(()), |why| Err(not_written(why)))
     }
 
+    /// At a box that joined, the first entry that it lacks. What the disk does not take now is asked for once more when it
+    /// does.
+    pub fn lacks(&self) -> Seq {
+        if self.is_stopped() { self.org.seq() } else { self.kept }.next()
+    }
+
     /// Whether the chain's log has to be reopened.
     pub const fn is_stopped(&self) -> bool {
         self.stopped.is_some()
@@ -413,9 +419,8 @@ impl Node {
         if self.membership.org.home() != Some(node) || self.membership.is_founder() {
             return;
         }
-        // What the disk does not take now is asked for once more when it does.
         let stopped = self.membership.is_stopped();
-        let next = if stopped { self.membership.org.seq() } else { self.membership.kept }.next();
+        let next = self.membership.lacks();
         if from > next {
             return self.send(node, Message::OrgGet { from: next }, Vec::new());
         }
