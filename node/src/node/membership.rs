@@ -391,8 +391,10 @@ impl Node {
                 self.org_asked(node, known.next());
             }
             self.find_homed();
-        } else if let Some(home) = self.membership.org.home().filter(|home| self.peers.contains_key(home)) {
-            self.send(home, Message::OrgGet { from: self.membership.kept.next() }, Vec::new());
+        } else if self.membership.org.seq() > self.membership.kept
+            && let Some(home) = self.membership.org.home().filter(|home| self.peers.contains_key(home))
+        {
+            self.send(home, Message::OrgGet { from: self.membership.lacks() }, Vec::new());
         }
         self.channels_homed();
         self.pairing_durable();
