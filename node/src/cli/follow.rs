@@ -196,7 +196,7 @@ impl Follow {
     /// Subscribes again behind what is known, unless that makes no sense or was tried for too long.
     async fn take_up(&mut self, mut error: ApiError, note: &impl Fn(&str)) -> Result<(), ApiError> {
         loop {
-            if self.what.once || !may_pass(&error) {
+            if !may_pass(&error) {
                 return Err(error);
             }
             let (since, pause) = match self.lost {

@@ -2,7 +2,7 @@
 //!
 //! | module | is |
 //! |---|---|
-//! | [`open`](self::open) | start: logs, doors, the loop; and the stop |
+//! | [`open`] | start: logs, doors, the loop; and the stop |
 //! | `folder`, `attempts`, `ports` | what a start finds: keys and org, the attempt journal, the ports |
 //! | `channel`, `commit` | channels at their home, and their steps' way to disk |
 //! | `calls` | requests of the API |
