@@ -3,7 +3,7 @@
 use tieline_proto::api::{ApiError, Code};
 use tieline_proto::channel::{Ask, Ticket};
 use tieline_proto::id::{ChannelId, ChannelName, Seq};
-use tieline_proto::log::{Head, LogId};
+use tieline_proto::log::LogId;
 
 use super::Node;
 use super::channel::Channel;
