@@ -2,6 +2,7 @@
 
 mod fold;
 mod home;
+mod snapshot;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -11,6 +12,7 @@ pub use home::{
     ASKS_OPEN_MAX, Ask, BATCH_LEN_MAX, Cited, Context, Effect, History, Home, Input, JournalAppend, Op, OpError,
     REFERENCES_MAX, ROUND_WAIT_MS, RunProgress, Step, Ticket, poster,
 };
+pub use snapshot::SNAPSHOT_LEN_MAX;
 pub use state::{Card, Member, Queued, RoundAnswer, RoundState, State, Turn, TurnPhase};
 
 /// Messages that may wait for one member; more are refused before they are acknowledged.
