@@ -8,6 +8,7 @@
 //! | `remote` | frames of other nodes |
 //! | `turns`, `runner`, `pump` | turns that run here |
 //! | `feed` | subscriptions |
+//! | `snapshot` | what spares a start the reading of whole logs |
 //!
 //! One task owns all state. It never waits for a disk, a link or a harness: those have tasks and queues of their own
 //! and report back. **One input, drain what it led to, next input.**
@@ -26,6 +27,7 @@ mod pairing;
 mod pump;
 mod remote;
 mod runner;
+mod snapshot;
 mod tokens;
 mod turns;
 mod up;
@@ -44,6 +46,7 @@ use tieline_proto::crypto::keys::DeviceKeys;
 use tieline_proto::entry::JournalMark;
 use tieline_proto::id::{ChannelId, Lamport, NodeId};
 use tieline_proto::link::Message;
+use tieline_proto::log::Bad;
 use tieline_proto::time::{Millis, Now};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -124,6 +127,8 @@ enum Done {
     Admitted(turns::Admitted),
     /// This node was enrolled in an org.
     Joined(pairing::JoinDone),
+    /// A log was found damaged before the place that its start began at.
+    Damaged(ChannelId, Bad),
 }
 
 /// A running node.
@@ -262,12 +267,14 @@ impl Node {
         match done {
             Done::Admitted(admitted) => self.admitted(admitted),
             Done::Joined(done) => self.joined(done),
+            Done::Damaged(id, bad) => self.damaged(id, bad),
         }
     }
 
     fn tick(&mut self) {
         let now = Instant::now();
         self.retry_parked(now);
+        self.snapshot_quiet();
         if self.reopen_at.is_some_and(|at| at <= now) {
             self.reopen_at = None;
             self.reopen();
