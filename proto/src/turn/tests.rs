@@ -819,7 +819,7 @@ fn any_frame(rng: &mut impl Rng) -> Message {
         0..=2 => delivery(of, 1 + of.run.0 % 3, if below(8) == 0 { b"other" } else { PAYLOAD }),
         3 => Message::Stop { id: of },
         4 => Message::FinishedAck { id: of },
-        5 => Message::Answer { id: of, ask: format!("q{}", below(3)), answer: yes(), digest: None },
+        5 => Message::Answer { id: of, ask: format!("q{}", below(3)), digest: None },
         6 => Message::Kill { channel: of.channel, member: MemberId(1 + below(3)) },
         7 => Message::EventsAck { id: of, upto: below(5) },
         _ => Message::Reconcile {
