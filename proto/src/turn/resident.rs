@@ -255,7 +255,8 @@ impl Resident {
         let begins = match &input {
             Input::Stopped(_) => None,
             Input::LinkUp(home) | Input::Frame { home, .. } => Some(Some(*home)),
-            Input::Admitted { .. } | Input::AcceptedDurable(_) | Input::Ended { .. } => Some(None),
+            Input::Admitted { id, .. } | Input::AcceptedDurable(id) => self.attempts.get(id).map(|one| Some(one.home)),
+            Input::Ended { .. } => Some(None),
         };
         match input {
             Input::LinkUp(home) => self.link_up(&mut step, home),
