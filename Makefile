@@ -15,7 +15,7 @@ export PATH := $(CURDIR)/target/tools/bin:$(PATH)
 
 .PHONY: help
 help: ## Lists the targets
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | column -t -s '|'
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 .PHONY: build
 build: ## Builds tieline and tieline-relay (release)

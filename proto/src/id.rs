@@ -61,10 +61,7 @@ macro_rules! hex_id {
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                for byte in self.0 {
-                    write!(f, "{byte:02x}")?;
-                }
-                Ok(())
+                f.write_str(hex(&self.0, &mut [0; 2 * $len]))
             }
         }
 
@@ -84,7 +81,7 @@ macro_rules! hex_id {
 
         impl Serialize for $name {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(self)
+                serializer.serialize_str(hex(&self.0, &mut [0; 2 * $len]))
             }
         }
 
@@ -140,6 +137,17 @@ impl Hash {
     pub fn of(bytes: &[u8]) -> Self {
         Self(*blake3::hash(bytes).as_bytes())
     }
+}
+
+/// The digits of an id. Every line of a log has several, and the formatter takes a microsecond for each.
+fn hex<'a>(bytes: &[u8], digits: &'a mut [u8]) -> &'a str {
+    let digit = |value: u8| if value < 10 { b'0' + value } else { b'a' + value - 10 };
+    for (pair, byte) in digits.chunks_exact_mut(2).zip(bytes) {
+        if let [high, low] = pair {
+            (*high, *low) = (digit(byte >> 4), digit(byte & 15));
+        }
+    }
+    std::str::from_utf8(digits).unwrap_or_default()
 }
 
 fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {

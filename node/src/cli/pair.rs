@@ -89,6 +89,7 @@ pub async fn pair(context: &Context, args: Pair) -> Done {
     let (call, _) = client.open(Request::PairOffer { role, channels: args.channel }).await?;
     let (typed, mut lines) = mpsc::channel(1);
     let mut typed = Some(typed);
+    let mut has_sent = false;
     loop {
         let step = tokio::select! {
             // The device may go away before its digits are typed here; that is how the offer ends, and no mistake of ours.
@@ -98,10 +99,19 @@ pub async fn pair(context: &Context, args: Pair) -> Done {
                 }
                 step => step?,
             },
-            Some(digits) = lines.recv() => {
-                client.send(Request::PairConfirm { digits }).await?;
-                continue;
-            }
+            digits = lines.recv(), if !has_sent || !lines.is_closed() => match digits {
+                Some(digits) => {
+                    client.send(Request::PairConfirm { digits }).await?;
+                    has_sent = true;
+                    continue;
+                }
+                None if has_sent => continue,
+                // Nobody can type them any more.
+                None => {
+                    let _ = client.call(Request::PairCancel {}).await;
+                    Some(PairStep::Refused { reason: "no_digits".to_owned() })
+                }
+            },
             _ = tokio::signal::ctrl_c() => {
                 let _ = client.call(Request::PairCancel {}).await;
                 return Err(ApiError::new(Code::Refused, "the offer was taken back").hint("start again with tieline pair"));

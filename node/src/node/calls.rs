@@ -185,7 +185,7 @@ impl Node {
         }
         self.channels.insert(id, super::channel::Channel::new(home, tieline_proto::log::Head::default()));
         self.make(id, name);
-        self.submit(id, step, Vec::new());
+        self.submit(id, step);
         self.greet(id);
         Ok(id)
     }

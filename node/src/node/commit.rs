@@ -60,11 +60,17 @@ impl Node {
             history: &history,
         };
         let step = home.handle(input, &mut context);
-        self.submit(id, step, Vec::new());
+        let fault = home.fault().map(ToString::to_string);
+        self.submit(id, step);
+        if let Some(fault) = fault {
+            // A fault of ours must not become one of the log: the state is folded anew from what is on disk.
+            self.stop_channel(id, &fault);
+            self.submit_command(Command::Reopen(Target::Log(LogId::Channel(id))));
+        }
     }
 
-    /// Puts a channel's step on its way. `org` are entries of the org's chain that must be durable with it.
-    pub(super) fn submit(&mut self, id: ChannelId, step: Step, org: Vec<tieline_proto::entry::NewEntry>) {
+    /// Puts a channel's step on its way.
+    pub(super) fn submit(&mut self, id: ChannelId, step: Step) {
         let Some(channel) = self.channels.get_mut(&id) else { return };
         channel.note(&step);
         let Step { blobs, journals, entries, effects } = step;
@@ -96,10 +102,7 @@ impl Node {
                     sync: append.sync,
                 })
                 .collect(),
-            logs: [(LogId::Channel(id), entries), (self.membership.log(), org)]
-                .into_iter()
-                .filter(|(_, entries)| !entries.is_empty())
-                .collect(),
+            logs: if entries.is_empty() { Vec::new() } else { vec![(LogId::Channel(id), entries)] },
             lines: Vec::new(),
         };
         if durable || !commit.journals.is_empty() {

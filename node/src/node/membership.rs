@@ -187,6 +187,12 @@ impl Membership {
         self.stopped.as_deref().map_or(Ok(()), |why| Err(not_written(why)))
     }
 
+    /// At a box that joined, the first entry that it lacks. What the disk does not take now is asked for once more when it
+    /// does.
+    pub fn lacks(&self) -> Seq {
+        if self.is_stopped() { self.org.seq() } else { self.kept }.next()
+    }
+
     /// Whether the chain's log has to be reopened.
     pub const fn is_stopped(&self) -> bool {
         self.stopped.is_some()
@@ -385,8 +391,10 @@ impl Node {
                 self.org_asked(node, known.next());
             }
             self.find_homed();
-        } else if let Some(home) = self.membership.org.home().filter(|home| self.peers.contains_key(home)) {
-            self.send(home, Message::OrgGet { from: self.membership.kept.next() }, Vec::new());
+        } else if self.membership.org.seq() > self.membership.kept
+            && let Some(home) = self.membership.org.home().filter(|home| self.peers.contains_key(home))
+        {
+            self.send(home, Message::OrgGet { from: self.membership.lacks() }, Vec::new());
         }
         self.channels_homed();
         self.pairing_durable();
@@ -413,9 +421,8 @@ impl Node {
         if self.membership.org.home() != Some(node) || self.membership.is_founder() {
             return;
         }
-        // What the disk does not take now is asked for once more when it does.
         let stopped = self.membership.is_stopped();
-        let next = if stopped { self.membership.org.seq() } else { self.membership.kept }.next();
+        let next = self.membership.lacks();
         if from > next {
             return self.send(node, Message::OrgGet { from: next }, Vec::new());
         }

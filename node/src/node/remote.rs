@@ -10,7 +10,7 @@ use tieline_proto::api::{ApiError, Code, Frame, Request};
 use tieline_proto::channel::Input;
 use tieline_proto::crypto::sign;
 use tieline_proto::entry::{Auth, Draft, Post};
-use tieline_proto::id::{ChannelId, ClientId, MemberId, MessageId, NodeId, Seq};
+use tieline_proto::id::{ChannelId, ClientId, MemberId, MessageId, NodeId};
 use tieline_proto::link::{Agent, Lane, Message};
 use tieline_proto::wire::frame::TAIL_LEN_MAX;
 use tieline_proto::wire::json::{self as gate, Limits};
@@ -35,10 +35,8 @@ impl Node {
         tracing::info!(node = %node.short(), name, "link up");
         self.met(node, peer, addr.as_ref());
         // The chain goes before the greeting: what the greeting sets off may name a channel that is new here.
-        let org = self.membership.org();
-        if org.and_then(|org| org.home()) == Some(node) {
-            let from = org.map_or(Seq(1), |org| org.seq().next());
-            self.send(node, Message::OrgGet { from }, Vec::new());
+        if self.membership.org().and_then(|org| org.home()) == Some(node) {
+            self.send(node, Message::OrgGet { from: self.membership.lacks() }, Vec::new());
         }
         let hello = self.hello();
         self.send(node, hello, Vec::new());

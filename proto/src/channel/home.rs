@@ -32,6 +32,9 @@ pub use turns::{BATCH_LEN_MAX, FILES_MAX, REFERENCES_MAX};
 /// Messages kept in memory so that a turn started in the same step as its post finds the text.
 const RECENT_MAX: usize = 64;
 
+/// Questions found after a crash that are raised with one step: each may be as long as an event.
+const UNRAISED_AT_ONCE: usize = 16;
+
 /// The home of one channel.
 pub struct Home {
     me: NodeId,
@@ -47,7 +50,7 @@ pub struct Home {
     delivered: BTreeSet<MessageId>,
     /// Since when rounds wait only for participants that cannot run.
     stuck: BTreeMap<MessageId, Millis>,
-    /// Questions that are in a run's journal though the crash came before their cards: raised with the next step.
+    /// Questions that are in a run's journal though the crash came before their cards: raised with the next steps.
     unraised: Vec<(AttemptId, EventAsk)>,
     /// An entry of ours that our own fold refused.
     fault: Option<FoldError>,
@@ -110,7 +113,7 @@ impl Home {
             }
             return step;
         }
-        for (id, ask) in std::mem::take(&mut self.unraised) {
+        for (id, ask) in self.unraised.drain(..self.unraised.len().min(UNRAISED_AT_ONCE)).collect::<Vec<_>>() {
             self.raise(&mut step, context, id, ask);
         }
         match input {
@@ -127,7 +130,10 @@ impl Home {
             Input::Frame { node, message, tail } => self.frame(&mut step, context, node, message, tail),
             Input::JournalSynced { run, attempt, length } => self.journal_synced(&mut step, run, attempt, length),
             Input::Durable(seq) => self.forget_recent(seq),
-            Input::Timeout => self.close_stuck_rounds(&mut step, context),
+            Input::Timeout => {
+                self.finish_rounds(&mut step, context);
+                self.close_stuck_rounds(&mut step, context);
+            }
         }
         if !step.entries.is_empty() {
             let cards = &self.state.cards;
@@ -153,6 +159,9 @@ impl Home {
     /// When [`Input::Timeout`] is due next.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Millis> {
+        if self.has_finished_rounds() {
+            return Some(Millis(0));
+        }
         self.stuck.values().min().map(|since| *since + ROUND_WAIT_MS)
     }
 
@@ -182,6 +191,8 @@ impl Home {
         auth: Auth,
         body: Body,
     ) -> Seq {
+        // The node's clock is ahead of each of its channels, unless it was told wrong.
+        *context.lamport = (*context.lamport).max(self.state.lamport);
         let entry = NewEntry {
             seq: self.state.seq.next(),
             epoch: self.state.epoch,

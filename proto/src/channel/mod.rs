@@ -2,6 +2,7 @@
 
 mod fold;
 mod home;
+mod snapshot;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -12,6 +13,7 @@ pub use home::{
     FILES_MAX, History, Home, Input, JournalAppend, MODEL_LEN_MAX, Op, OpError, REFERENCES_MAX, ROUND_WAIT_MS,
     RunProgress, Step, TRIES_MAX, Ticket, poster,
 };
+pub use snapshot::SNAPSHOT_LEN_MAX;
 pub use state::{Card, Member, Queued, RoundAnswer, RoundState, State, Turn, TurnPhase};
 
 /// Messages that may wait for one member; more are refused before they are acknowledged.

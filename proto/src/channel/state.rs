@@ -5,6 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use serde::{Deserialize, Serialize};
+
 use crate::entry::{ChannelConfig, ChannelDraft, JournalMark, MemberKind, MemberSpec, Round, Why};
 use crate::event::{Ask, Status};
 use crate::id::{
@@ -13,7 +15,7 @@ use crate::id::{
 use crate::route::RouteView;
 
 /// A member and what waits for it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Member {
     /// As added and changed since.
     pub spec: MemberSpec,
@@ -50,7 +52,7 @@ impl Member {
 }
 
 /// One message that waits for a member.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Queued {
     /// The message.
     pub message: MessageId,
@@ -71,7 +73,7 @@ pub struct Queued {
 }
 
 /// How far an open turn is.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum TurnPhase {
     /// Sent, or waiting to be sent, to its resident.
     Sent,
@@ -82,7 +84,7 @@ pub enum TurnPhase {
 }
 
 /// An open turn.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Turn {
     /// Whose.
     pub member: MemberId,
@@ -121,7 +123,7 @@ impl Turn {
 }
 
 /// An open card.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub enum Card {
     /// A turn asks.
     Ask {
@@ -155,7 +157,7 @@ pub enum Card {
 }
 
 /// A round that waits for some of its agents.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct RoundState {
     /// Which round.
     pub number: u32,
@@ -170,7 +172,7 @@ pub struct RoundState {
 }
 
 /// One answer of a round.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct RoundAnswer {
     /// The run message.
     pub run: MessageId,
@@ -183,7 +185,7 @@ pub struct RoundAnswer {
 }
 
 /// What a channel's entries add up to.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct State {
     /// The channel.
     pub id: ChannelId,
@@ -217,6 +219,7 @@ pub struct State {
     /// Requests that added members.
     pub(super) added: BTreeMap<ClientId, MemberId>,
     /// Deliveries named by the posts that a `DeliveryHeld` may follow.
+    #[serde(with = "super::snapshot::pairs")]
     pub(super) pending: BTreeMap<(MessageId, MemberId), Queued>,
     /// A newer version wrote here, so message numbers may have gaps for us.
     pub(super) newer: bool,

@@ -11,5 +11,6 @@ mod home_box;
 mod net;
 mod resident_box;
 mod sim;
+mod snapshot;
 mod threats;
 mod world;

@@ -23,11 +23,11 @@ fn commands_that_up_prints_work_and_the_first_post_is_answered() {
     let node = setup.start();
     let commands = until("the next commands", || {
         let commands = printed_commands(&node.log());
-        commands.iter().any(|command| command.starts_with("tieline post")).then_some(commands)
+        commands.iter().any(|command| command.contains(" post ")).then_some(commands)
     });
     let mut answered = false;
     for command in commands {
-        if ["tieline pair", "tieline join", "tieline up"].iter().any(|waits| command.starts_with(waits)) {
+        if [" pair", " join", " up"].iter().any(|waits| command.ends_with(waits)) {
             continue;
         }
         let command = command.replace("--follow", "--once");
@@ -35,10 +35,8 @@ fn commands_that_up_prints_work_and_the_first_post_is_answered() {
         shell.arg("-c").arg(&command).env_clear().current_dir(dir.path());
         shell.env("PATH", format!("{}:/usr/bin:/bin", folder.display()));
         shell.env("HOME", node.setup().home()).env("XDG_CONFIG_HOME", dir.path().join("config"));
-        shell.env("TIELINE_DATA", node.data());
         let ended = Process::spawn(shell).finish().ok();
-        answered |=
-            command.starts_with("tieline post") && command.contains("--wait") && !ended.stdout.trim().is_empty();
+        answered |= command.contains(" post ") && command.contains("--wait") && !ended.stdout.trim().is_empty();
     }
     assert!(answered, "a post was answered:\n{}", node.log());
 }

@@ -46,7 +46,7 @@ impl Home {
                 Ok(self.change(step, context, by, member, MemberChange::Renamed { handle }))
             }
             Op::MemberConfigure { member, model, policy, cwd } => {
-                let spec = &self.live(member)?.spec;
+                let spec = &self.working(member)?.spec;
                 check_settings(model.as_deref(), cwd.as_deref())?;
                 let change = MemberChange::Configured {
                     model: model.or_else(|| spec.model.clone()),
@@ -56,30 +56,40 @@ impl Home {
                 Ok(self.change(step, context, by, member, change))
             }
             Op::MemberPause(member) => {
-                self.live(member)?;
+                self.working(member)?;
                 Ok(self.change(step, context, by, member, MemberChange::Paused))
             }
             Op::MemberResume(member) => {
-                self.live(member)?;
+                self.working(member)?;
                 let done = self.change(step, context, by, member, MemberChange::Resumed);
                 self.pump(step, context, member);
                 Ok(done)
             }
             Op::MemberInterrupt(member) => self.interrupt(step, context, by, member),
             Op::MemberKill(member) => {
-                self.live(member)?;
+                self.working(member)?;
                 let done = self.change(step, context, by, member, MemberChange::Killed);
                 self.kill(step, context, by, member);
                 Ok(done)
             }
             Op::MemberRevive(member) => {
-                self.live(member)?;
+                self.working(member)?;
                 let done = self.change(step, context, by, member, MemberChange::Revived);
                 self.pump(step, context, member);
                 Ok(done)
             }
             Op::MemberRemove(member) => {
-                let run = self.live(member)?.turn;
+                let leaving = self.live(member)?;
+                let run = leaving.turn;
+                let person = |member: &Member| member.spec.kind == MemberKind::Human && !member.removed;
+                let people = self.state.members.values().filter(|member| person(member)).count();
+                if person(leaving) && people == 1 {
+                    let words = format!(
+                        "@{} is the last person of the channel: nobody could post any more",
+                        leaving.spec.handle
+                    );
+                    return Err(ApiError::new(Code::Refused, words).hint("tieline channel archive CHANNEL"));
+                }
                 let seq = self.append(step, context, by, Auth::Home, Body::MemberRemoved { member });
                 if let Some(run) = run.filter(|run| self.may_drop(*run)) {
                     self.drop_held(step, context, by, run, false);
@@ -303,6 +313,16 @@ impl Home {
     pub(super) fn live(&self, id: MemberId) -> Result<&Member, OpError> {
         let member = self.state.members.get(&id).filter(|member| !member.removed);
         member.ok_or_else(|| ApiError::new(Code::NotFound, "the member has left the channel"))
+    }
+
+    /// A member that runs turns: a person is not paused, killed or configured.
+    fn working(&self, id: MemberId) -> Result<&Member, OpError> {
+        let member = self.live(id)?;
+        if member.spec.kind == MemberKind::Human {
+            let words = format!("@{} is a person and runs no turns", member.spec.handle);
+            return Err(ApiError::new(Code::Refused, words).hint("tieline member list CHANNEL"));
+        }
+        Ok(member)
     }
 
     pub(super) fn free_handle(&self, handle: &Handle) -> Result<(), OpError> {

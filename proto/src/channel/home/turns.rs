@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::super::state::{Queued, Turn};
 use super::{Cited, Context, Effect, History, Home, OpError, RunProgress, Step};
 use crate::api::{ApiError, Code};
-use crate::entry::{Auth, Body, MemberKind, Routed};
+use crate::entry::{Auth, Body, MemberKind, MemberSpec, Routed};
 use crate::id::{Attempt, Handle, Hash, MemberId, MessageId};
 use crate::link::{AttemptId, Message};
 use crate::payload::{self, PayloadInput, PayloadMessage, PayloadReference};
@@ -197,7 +197,8 @@ impl Home {
         let message = Message::Deliver {
             id: self.attempt_id(run, turn),
             member: turn.member,
-            spec: member.spec.clone(),
+            // What it runs on is all that a resident needs.
+            spec: MemberSpec { devices: Vec::new(), ..member.spec.clone() },
             name: self.state.draft.name.as_str().to_owned(),
             session: member.session.clone(),
             payload: turn.payload,

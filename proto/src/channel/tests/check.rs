@@ -155,13 +155,13 @@ impl World {
         }
         for (id, member) in &state.members {
             let waits = member.spec.kind == MemberKind::Agent && member.ready() && !member.queue.is_empty();
-            assert!(!waits, "I13: {} messages wait for member {id}", member.queue.len());
+            assert!(!waits || state.archived, "I13: {} messages wait for member {id}", member.queue.len());
         }
         let closed = state.rounds.values().all(|round| {
             !round.waiting.is_empty()
                 && round.waiting.iter().any(|id| state.members.get(id).is_some_and(|member| !member.ready()))
         });
-        assert!(closed, "I13: a round waits for nobody: {:?}", state.rounds);
+        assert!(closed || state.archived, "I13: a round waits for nobody: {:?}", state.rounds);
         for (number, b) in self.boxes.iter().enumerate() {
             assert!(b.turns.is_empty(), "box {number} still runs {:?}", b.turns.keys());
         }

@@ -783,7 +783,62 @@ fn settings_and_answers_fit_their_frames() {
     assert_eq!(world.finished()[0].2, "so");
 }
 
+#[test]
+fn very_many_rounds_that_end_at_once_are_closed_in_several_steps() {
+    const ROUNDS: usize = 600;
+    let batch_max = crate::log::BATCH_ENTRIES_MAX;
+    for removed in [false, true] {
+        let mut world = World::new(1, 2);
+        world.add("elk", 1);
+        let gnu = world.add("gnu", 2);
+        world.cut(1);
+        world.cut(2);
+        for n in 0..ROUNDS {
+            world.ask(ANA, post(&format!("@elk @gnu round {n}"), None));
+        }
+        world.sync_all();
+        world.connect(1);
+        world.run();
+        assert_eq!(world.finished().len(), ROUNDS, "@elk has answered all of them");
+        assert_eq!(world.core().state().rounds.len(), ROUNDS);
+        if removed {
+            world.ask(ANA, Op::MemberRemove(gnu));
+        } else {
+            // The home was down for a while, too: now all of them have waited as long.
+            world.crash_home(false);
+            world.restart_home();
+            world.connect(1);
+            world.run();
+        }
+        let mut steps = 0;
+        while let Some(due) = world.core().poll_timeout() {
+            world.now.mono = world.now.mono.max(due);
+            world.feed_home(Input::Timeout);
+            let longest = world.home.pending.iter().map(|step| step.entries.len()).max();
+            assert!(longest.is_none_or(|len| len < batch_max), "{longest:?}");
+            world.sync_all();
+            steps += 1;
+            assert!(steps < ROUNDS);
+        }
+        assert!(world.core().state().rounds.is_empty());
+        assert_eq!(world.count("round-closed"), ROUNDS);
+        world.heal();
+        world.check_quiet();
+    }
+}
+
 // ---- the rest ----
+
+#[test]
+fn a_clock_that_was_told_wrong_stops_no_channel() {
+    let mut world = World::new(1, 1);
+    world.add("elk", 1);
+    world.home.lamport = crate::id::Lamport(0);
+    world.post("@elk work");
+    world.run();
+    assert_eq!(world.finished().len(), 1);
+    world.check_quiet();
+}
 
 #[test]
 fn a_late_sync_of_an_earlier_try_s_journal_says_nothing_of_the_next_one_s() {
@@ -894,4 +949,14 @@ fn a_resident_that_lost_its_journal_has_its_turns_held() {
     assert!(state.turns.values().all(|turn| matches!(turn.phase, TurnPhase::Held(_))));
     assert!(state.cards.values().any(|card| matches!(card, Card::HeldTurn { .. })));
     assert!(state.members.values().all(|member| member.queue.len() < QUEUE_LEN_MAX));
+}
+
+#[test]
+fn last_person_of_a_channel_stays_and_is_no_program() {
+    let mut world = World::new(1, 1);
+    for op in [Op::MemberRemove, Op::MemberPause, Op::MemberResume, Op::MemberKill, Op::MemberRevive] {
+        let refused = world.does(op(ANA)).expect_err("a person is no program, and the last one stays");
+        assert_eq!(refused.code, Code::Refused, "{refused:?}");
+    }
+    world.post("still here");
 }

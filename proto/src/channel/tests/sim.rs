@@ -6,7 +6,7 @@ use super::super::{Card, Home, Input, Op};
 use super::world::{ANA, World, post};
 use crate::entry::{Attachment, MemberKind, Post};
 use crate::event::Answer;
-use crate::id::{Attempt, Hash, MemberId, MessageId};
+use crate::id::{Attempt, Handle, Hash, MemberId, MessageId};
 use crate::link::AttemptId;
 
 /// Handles of the agents, with the box that each lives on.
@@ -174,7 +174,12 @@ impl World {
                 self.restart_resident(b);
             }
             160..=189 => self.connect(b),
-            190..=199 if self.home.core.is_some() => self.retry_posts(),
+            190..=197 if self.home.core.is_some() => self.retry_posts(),
+            198 if faults.archive && self.chance(5) => {
+                self.see("a channel is archived");
+                self.note("@ana: archive");
+                self.ask(ANA, Op::Archive);
+            }
             200..=203 => self.time_passes(),
             204..=219 if faults.late => self.something_comes_late(b),
             _ => self.something_moves(),
@@ -267,7 +272,12 @@ impl World {
             self.ask(ANA, op);
             return;
         }
-        let op = match self.below(16) {
+        let op = match self.below(17) {
+            16 => {
+                self.see("a member is renamed");
+                let handle = Handle::new(&format!("x{}", self.below(1_000_000))).expect("a handle");
+                Op::MemberRename(member, handle)
+            }
             0..=3 => Op::MemberInterrupt(member),
             4..=6 => Op::MemberPause(member),
             7..=9 => Op::MemberResume(member),
@@ -350,6 +360,7 @@ struct Faults {
     people: bool,
     logs: bool,
     late: bool,
+    archive: bool,
 }
 
 pub fn live(seed: u64) -> World {
@@ -368,6 +379,7 @@ pub fn live(seed: u64) -> World {
         people: coin(70),
         logs: coin(40),
         late: coin(40),
+        archive: coin(15),
     };
     world.mood.improvise = true;
     world.mood.refuse = if world.chance(30) { 10 } else { 0 };
@@ -404,7 +416,7 @@ pub fn live(seed: u64) -> World {
     for n in 0..200 {
         let Some(message) = world.holds().first().copied() else { break };
         assert!(n < 199, "holds never end");
-        let release = world.chance(70);
+        let release = world.chance(70) && !world.core().state().archived;
         world.note(format!("@ana decides #{message}: {release}"));
         let card = world.core().state().cards[&message].clone();
         let ticket = world.ask(ANA, Op::Hold { message, release, may_run_twice: false });
@@ -425,10 +437,11 @@ pub fn live(seed: u64) -> World {
 const SEEDS: u64 = 300;
 
 /// What must have happened in some of them: a check of states that never come checks nothing.
-const SOMETIMES: [&str; 36] = [
+const SOMETIMES: [&str; 38] = [
     "a box has no place left",
     "a card is answered",
     "a card is raised",
+    "a channel is archived",
     "a delivery arrived twice",
     "a delivery is held",
     "a file came with its message",
@@ -441,6 +454,7 @@ const SOMETIMES: [&str; 36] = [
     "a link broke for a moment",
     "a log stopped",
     "a journal outran its entries",
+    "a member is renamed",
     "a post is repeated at once",
     "a release waits for its box",
     "a resident lost its journal",
