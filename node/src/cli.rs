@@ -210,7 +210,7 @@ impl Context {
 /// Runs the command line of this process; `run` is what `up` does with its configuration.
 pub fn main<F>(run: impl FnOnce(Config) -> F) -> ExitCode
 where
-    F: Future<Output = Result<(), ApiError>>,
+    F: Future<Output = Result<(), ApiError>> + Send + 'static,
 {
     let args: Vec<OsString> = std::env::args_os().collect();
     let cli = match Cli::try_parse_from(&args) {

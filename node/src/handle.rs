@@ -40,7 +40,8 @@ pub struct ApiCall {
     pub request: Request,
     /// Where the answer goes. `ok` values are any JSON.
     pub reply: oneshot::Sender<Result<Value, ApiError>>,
-    /// Subscriptions: where frames go, each a JSON text of `api::Frame`. Dropped by the node at the end.
+    /// Subscriptions: where frames go, one or more at once, each a JSON text of `api::Frame` on a line of its own. Dropped
+    /// by the node at the end.
     pub feed: Option<mpsc::Sender<Arc<str>>>,
 }
 

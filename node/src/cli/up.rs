@@ -55,7 +55,7 @@ impl Up {
     /// Resolves the configuration, starts the logs, and runs the node to its end.
     pub fn run<F>(self, context: &Context, run: impl FnOnce(Config) -> F) -> Done
     where
-        F: Future<Output = Result<(), ApiError>>,
+        F: Future<Output = Result<(), ApiError>> + Send + 'static,
     {
         let flags = Flags {
             api: self.api,
@@ -76,7 +76,10 @@ impl Up {
             .enable_all()
             .build()
             .map_err(|error| ApiError::new(Code::Internal, format!("no runtime: {error}")))?;
-        let done = runtime.block_on(run(config));
+        // As a task of the runtime: on a thread of its own, each word between the loop and a socket would wake a thread.
+        let done = runtime.block_on(async { runtime.spawn(run(config)).await });
+        let done =
+            done.unwrap_or_else(|error| Err(ApiError::new(Code::Internal, format!("the node panicked: {error}"))));
         runtime.shutdown_background();
         done.map(|()| Exit::OK)
     }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`audit`] | what makes a channel good: chain, seals, authors, journals |
 //! | [`source`] | where lines come from: a data folder or an exported file |
-//! | [`export`] | the file that holds all it takes to verify |
+//! | [`mod@export`] | the file that holds all it takes to verify |
 
 use std::path::Path;
 

@@ -334,9 +334,14 @@ impl Socket {
                 break;
             }
             match feed.frames.poll_recv(cx) {
-                Poll::Ready(Some(frame)) => {
-                    feed.said_end = &*frame == wire::END_FRAME;
-                    wire::push_frame(&mut pack, feed.call, &frame);
+                Poll::Ready(Some(frames)) => {
+                    feed.said_end = &*frames == wire::END_FRAME;
+                    for frame in frames.split('\n') {
+                        if !self.packs && !pack.is_empty() {
+                            self.write(std::mem::take(&mut pack));
+                        }
+                        wire::push_frame(&mut pack, feed.call, frame);
+                    }
                 }
                 Poll::Ready(None) => {
                     has_ended = true;

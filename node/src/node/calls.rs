@@ -183,7 +183,7 @@ impl Node {
         if let Some(client) = client {
             self.membership.created(client, id);
         }
-        self.channels.insert(id, super::channel::Channel::new(home, tieline_proto::log::Head::default()));
+        self.channels.insert(id, super::channel::Channel::new(home, Default::default(), tieline_proto::id::Seq(0)));
         self.make(id, name);
         self.submit(id, step);
         self.greet(id);

@@ -162,6 +162,8 @@ pub struct Channel {
     pub shared: Arc<Shared>,
     /// Its durable head.
     pub head: Head,
+    /// The last entry in the last snapshot of the fold.
+    pub snapshot: Seq,
     /// Steps on their way to disk, in order.
     pub pending: VecDeque<Pending>,
     /// Of the entries in them.
@@ -169,13 +171,14 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// A channel whose log is folded up to `head`.
+    /// A channel whose log is folded up to `head`; the last snapshot of the fold is up to `snapshot`.
     #[must_use]
-    pub fn new(home: Home, head: Head) -> Self {
+    pub fn new(home: Home, head: Head, snapshot: Seq) -> Self {
         let shared = Arc::new(Shared::new(home.state().id));
         shared.set_head(head.seq);
         shared.learn(&home);
-        Self { home: Some(home), read_only: None, shared, head, pending: VecDeque::new(), metas: VecDeque::new() }
+        let (pending, metas) = (VecDeque::new(), VecDeque::new());
+        Self { home: Some(home), read_only: None, shared, head, snapshot, pending, metas }
     }
 
     /// A channel that can only be read, up to `head`.
@@ -183,7 +186,8 @@ impl Channel {
     pub fn broken(id: ChannelId, head: Head, reason: String) -> Self {
         let shared = Arc::new(Shared::new(id));
         shared.set_head(head.seq);
-        Self { home: None, read_only: Some(reason), shared, head, pending: VecDeque::new(), metas: VecDeque::new() }
+        let (pending, metas) = (VecDeque::new(), VecDeque::new());
+        Self { home: None, read_only: Some(reason), shared, head, snapshot: Seq(0), pending, metas }
     }
 
     /// Takes up writing again after a fault.

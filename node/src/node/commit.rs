@@ -111,6 +111,7 @@ impl Node {
                 self.tokens.insert(commit.token, Owner::Channel(id));
                 channel.pending.push_back(Pending { token: commit.token, done: false, effects, last });
                 self.submit_command(Command::Commit(commit));
+                self.snapshot(id);
                 return;
             }
             self.submit_command(Command::Commit(commit));
@@ -316,7 +317,7 @@ impl Node {
         self.reopen_at.get_or_insert_with(|| Instant::now() + REOPEN_EVERY);
     }
 
-    fn stop_channel(&mut self, id: ChannelId, words: &str) {
+    pub(super) fn stop_channel(&mut self, id: ChannelId, words: &str) {
         let Some(channel) = self.channels.get_mut(&id) else { return };
         if channel.read_only.is_none() {
             tracing::error!(channel = %id.short(), reason = words, "the channel takes no writes until this is mended");
@@ -353,7 +354,8 @@ impl Node {
 
     /// A log takes writes again: its state is what is on disk, and nothing else.
     fn refold(&mut self, id: ChannelId) {
-        match super::open::refold(&self.reader, id, self.me) {
+        let kept = self.channels.get(&id).map_or(Seq(0), |channel| channel.snapshot);
+        match super::open::refold(&self.reader, id, self.me, kept) {
             Ok((home, head)) => {
                 self.lamport = self.lamport.max(home.state().lamport);
                 let Some(channel) = self.channels.get_mut(&id) else { return };

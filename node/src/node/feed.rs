@@ -4,6 +4,7 @@
 //! reader costs one chunk of memory and gets every entry and event, in order, once.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::sync::Arc;
 
 use tieline_proto::entry::Body;
@@ -16,6 +17,10 @@ use crate::store::{JournalId, Reader};
 
 /// Bytes read from disk at once.
 const CHUNK_LEN: usize = 64 * 1024;
+
+/// Events go together up to this many bytes, one frame a line: in a flood a word to the socket's task for each of them
+/// would cost more than they do. Small, as many of these may wait for a slow reader.
+const PACK_LEN: usize = 4 * 1024;
 
 /// One subscription.
 pub struct Feed {
@@ -31,7 +36,7 @@ pub struct Feed {
     pub events: bool,
     /// Whether it ends when it has caught up.
     pub once: bool,
-    /// Where frames go.
+    /// Where frames go: one or more at once, each a line.
     pub out: mpsc::Sender<Arc<str>>,
 }
 
@@ -157,13 +162,9 @@ impl Feed {
             let read = tokio::task::spawn_blocking(move || cursor.read(CHUNK_LEN).map(|chunk| (chunk, cursor)));
             let Ok((Some(chunk), rest)) = read.await.map_err(|_| End)? else { break };
             cursor = rest;
-            for line in tieline_proto::log::line::split(&chunk) {
-                if at >= end {
-                    break;
-                }
-                self.event(run, attempt, at, line).await?;
-                at += 1;
-            }
+            let wanted = usize::try_from(end - at).unwrap_or(usize::MAX);
+            let lines = tieline_proto::log::line::split(&chunk).take(wanted);
+            at = self.send_events(run, attempt, at, lines).await?;
         }
         runs.insert(run, (attempt, at));
         Ok(())
@@ -203,22 +204,46 @@ impl Feed {
         if first > sent {
             self.journal(runs, run, attempt, first).await?;
         }
-        let Some((_, mut sent)) = runs.get(&run).copied() else { return Ok(()) };
+        let Some((_, sent)) = runs.get(&run).copied() else { return Ok(()) };
         if first > sent {
             return Ok(());
         }
         let skip = usize::try_from(sent - first).unwrap_or(usize::MAX);
-        for line in tieline_proto::log::line::split(lines).skip(skip) {
-            self.event(run, attempt, sent, line).await?;
-            sent += 1;
-        }
+        let lines = tieline_proto::log::line::split(lines).skip(skip);
+        let sent = self.send_events(run, attempt, sent, lines).await?;
         runs.insert(run, (attempt, sent));
         Ok(())
     }
 
-    async fn event(&self, run: MessageId, attempt: Attempt, index: u64, line: &[u8]) -> Result<(), End> {
-        let line = String::from_utf8_lossy(line);
-        let frame = format!(r#"{{"type":"event","message":{run},"attempt":{attempt},"index":{index},"event":{line}}}"#);
-        self.out.send(frame.into()).await.map_err(|_| End)
+    /// Sends events, the first of which has this index. Gives the index behind them.
+    async fn send_events(
+        &self,
+        run: MessageId,
+        attempt: Attempt,
+        first: u64,
+        lines: impl Iterator<Item = &[u8]>,
+    ) -> Result<u64, End> {
+        let (mut index, mut pack) = (first, String::new());
+        for line in lines {
+            if !pack.is_empty() {
+                pack.push('\n');
+            }
+            // Writing to a string can't fail.
+            let _ = write!(pack, r#"{{"type":"event","message":{run},"attempt":{attempt},"index":{index},"event":"#);
+            match std::str::from_utf8(line) {
+                Ok(line) => pack.push_str(line),
+                Err(_) => pack.push_str(&String::from_utf8_lossy(line)),
+            }
+            pack.push('}');
+            index += 1;
+            if pack.len() >= PACK_LEN {
+                self.out.send(pack.as_str().into()).await.map_err(|_| End)?;
+                pack.clear();
+            }
+        }
+        if !pack.is_empty() {
+            self.out.send(pack.into()).await.map_err(|_| End)?;
+        }
+        Ok(index)
     }
 }

@@ -3,7 +3,7 @@
 use tieline_proto::api::{ApiError, Code};
 use tieline_proto::channel::{Ask, Ticket};
 use tieline_proto::id::{ChannelId, ChannelName, Seq};
-use tieline_proto::log::{Head, LogId};
+use tieline_proto::log::LogId;
 
 use super::Node;
 use super::channel::Channel;
@@ -104,7 +104,7 @@ impl Node {
         let here = org.into_iter().flat_map(|org| org.channels()).filter(|(_, term)| term.home == self.me);
         let missing = here.map(|(id, _)| id).filter(|id| !self.channels.contains_key(id));
         for id in missing.collect::<Vec<_>>() {
-            let head = self.reader.head(LogId::Channel(id)).unwrap_or_else(Head::default);
+            let head = self.reader.head(LogId::Channel(id)).unwrap_or_default();
             self.channels.insert(id, Channel::broken(id, head, "it is being read".to_owned()));
             self.submit_command(Command::Reopen(Target::Log(LogId::Channel(id))));
         }

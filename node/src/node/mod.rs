@@ -2,13 +2,14 @@
 //!
 //! | module | is |
 //! |---|---|
-//! | [`open`](self::open) | start: logs, doors, the loop; and the stop |
+//! | [`open`] | start: logs, doors, the loop; and the stop |
 //! | `folder`, `attempts`, `ports` | what a start finds: keys and org, the attempt journal, the ports |
 //! | `channel`, `commit` | channels at their home, and their steps' way to disk |
 //! | `calls` | requests of the API |
 //! | `remote` | frames of other nodes |
 //! | `turns`, `runner`, `pump`, `files` | turns that run here |
 //! | `feed` | subscriptions |
+//! | `snapshot` | what spares a start the reading of whole logs |
 //!
 //! One task owns all state. It never waits for a disk, a link or a harness: those have tasks and queues of their own
 //! and report back. **One input, drain what it led to, next input.**
@@ -32,6 +33,7 @@ mod ports;
 mod pump;
 mod remote;
 mod runner;
+mod snapshot;
 mod tokens;
 mod turns;
 mod up;
@@ -50,6 +52,7 @@ use tieline_proto::crypto::keys::DeviceKeys;
 use tieline_proto::entry::JournalMark;
 use tieline_proto::id::{ChannelId, Lamport, NodeId};
 use tieline_proto::link::Message;
+use tieline_proto::log::Bad;
 use tieline_proto::time::{Millis, Now};
 use tieline_proto::view::ChannelRole;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -138,6 +141,8 @@ enum Done {
     Joined(pairing::JoinDone),
     /// The reader of another node's feed, or the feed, is gone.
     FeedGone(NodeId, u64),
+    /// A log was found damaged before the place that its start began at.
+    Damaged(ChannelId, Bad),
 }
 
 /// A running node.
@@ -285,6 +290,7 @@ impl Node {
             Done::Admitted(admitted) => self.admitted(admitted),
             Done::Joined(done) => self.joined(done),
             Done::FeedGone(node, call) => self.feed_gone(node, call),
+            Done::Damaged(id, bad) => self.damaged(id, bad),
         }
     }
 
@@ -292,6 +298,7 @@ impl Node {
         let now = Instant::now();
         self.retry_parked(now);
         self.expire_forwarded(now);
+        self.snapshot_quiet();
         if self.reopen_at.is_some_and(|at| at <= now) {
             self.reopen_at = None;
             self.reopen();

@@ -14,7 +14,7 @@ use tieline_proto::crypto::link_key::LinkKey;
 use tieline_proto::entry::{Entry, NewEntry};
 use tieline_proto::id::{ChannelId, Handle, Lamport, MessageId, NodeId, Seq};
 use tieline_proto::log::{Head, Homes, Line, LogId, Term};
-use tieline_proto::org::Org;
+use tieline_proto::org::{ChannelTerm, Org};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -25,6 +25,7 @@ use super::folder::{OpenedOrg, check_keys, device_keys, found, link_key_path, op
 use super::membership::Membership;
 use super::outlet::{LOCAL_WAITING_MAX, Outlet};
 use super::ports::start_net;
+use super::snapshot::{self, Unread};
 use super::tokens::AgentTokens;
 use super::turns::Turns;
 use super::{Node, Sources, pairing};
@@ -38,8 +39,8 @@ use crate::http::{Backend, Doors, Limits, Metrics};
 use crate::keys::{self, KeyFileError};
 use crate::net::{Net, NetError};
 use crate::store::{
-    Checkpoint, Command, Commit, Core, Index, JournalAppend, JournalId, Keep, Layout, OpenLog, Reader, RealDisk,
-    Writer, index, recover,
+    Command, Commit, Core, Index, JournalAppend, JournalId, Keep, Layout, OpenError, OpenLog, OpenedLog, Reader,
+    RealDisk, Resume, Writer, index, recover,
 };
 
 /// Runner news that wait for the loop.
@@ -166,6 +167,11 @@ impl Folding {
         self.fault = applied.err().map(|error| error.to_string());
     }
 
+    /// Goes on from a snapshot.
+    const fn resume(state: State) -> Self {
+        Self { state: Some(state), fault: None }
+    }
+
     fn into_home(self, layout: &Layout, me: NodeId) -> Result<Home, String> {
         if let Some(fault) = self.fault {
             return Err(fault);
@@ -173,6 +179,107 @@ impl Folding {
         let state = self.state.ok_or_else(|| "the log is empty".to_owned())?;
         let runs = runs(layout, &state)?;
         Ok(Home::new(state, me, runs))
+    }
+}
+
+/// What channels are opened from.
+struct OnDisk<'a> {
+    layout: &'a Layout,
+    index: &'a Index,
+    org: &'a Org,
+    me: NodeId,
+}
+
+impl OnDisk<'_> {
+    /// Opens a channel's log and takes up its fold: from a snapshot where there is one, else from the first entry.
+    fn open_channel(
+        &self,
+        id: ChannelId,
+        term: &ChannelTerm,
+        notes: &mut Vec<String>,
+        unread: &mut Vec<Unread>,
+    ) -> Result<(OpenedLog, Channel), StartError> {
+        let name = &term.name;
+        let (opened, folding, from) = match snapshot::find(self.index, id, term) {
+            None => self.read(id, term, None)?,
+            Some(snapshot) => match self.read(id, term, Some(snapshot)) {
+                // The log is another one than it was: restored, or damaged. Where, only reading all of it tells.
+                Err(OpenError::Stale { seq }) => {
+                    tracing::warn!(channel = %name, %seq, "the log is not what it was: it is read from its beginning");
+                    self.read(id, term, None)?
+                }
+                read => read?,
+            },
+        };
+        if let Some(repair) = &opened.repair {
+            let note = format!(
+                "{name}: {} bytes behind entry {} were never sealed and were cut ({})",
+                repair.bytes, repair.after, repair.why
+            );
+            tracing::warn!("{note}");
+            notes.push(note);
+        }
+        let head = opened.head;
+        if head.seq == Seq(0) {
+            tracing::warn!(channel = %name, "a channel that was being made when the node stopped has no entry");
+            notes.push(format!("{name}: its first entry was never saved; make it again"));
+        }
+        let home = match &opened.broken {
+            Some(bad) => Err(format!("its log is damaged: {bad}")),
+            None => folding.into_home(self.layout, self.me),
+        };
+        let channel = match home {
+            Ok(home) => {
+                let kept = match (from, opened.resume()) {
+                    (None, Some(at)) => snapshot::first(self.index, &home, &at),
+                    (from, _) => from.map_or(Seq(0), |from| from.seq),
+                };
+                unread.extend(from.map(|from| Unread::new(id, homes(self.org, id), from)));
+                Channel::new(home, head, kept)
+            }
+            Err(reason) => {
+                tracing::error!(channel = %name, reason, "the channel is read-only");
+                notes.push(format!("{name}: read-only: {reason}"));
+                Channel::broken(id, head, reason)
+            }
+        };
+        Ok((opened, channel))
+    }
+
+    /// Checks and folds a log from a snapshot on, and adds to the index what it lacks of it. Gives where it began too.
+    fn read(
+        &self,
+        id: ChannelId,
+        term: &ChannelTerm,
+        from: Option<(Resume, State)>,
+    ) -> Result<(OpenedLog, Folding, Option<Head>), OpenError> {
+        let log = LogId::Channel(id);
+        let (from, state) = from.unzip();
+        let began = from.as_ref().map(|resume| resume.at.head);
+        let mut folding = state.map_or_else(Folding::default, Folding::resume);
+        let homes = homes(self.org, id);
+        let open = OpenLog { disk: &RealDisk, layout: self.layout, log, keep: Keep::Home, homes, from, known: None };
+        // The index is written behind: what it lacks of the log is added now.
+        // A log that is read from its beginning is indexed whole: it may have been restored beneath its index.
+        let reaches = began.and_then(|_| self.index.reaches(log)).map_or(Seq(0), |checkpoint| checkpoint.head.seq);
+        let mut items = Vec::new();
+        let mut behind = 0_u64;
+        let opened = open.open(&mut |entry, _| {
+            if entry.seq > reaches {
+                index::items(entry.seq, entry.by, &entry.auth, &entry.body, &mut items);
+                behind += 1;
+                if behind.is_multiple_of(INDEX_PROGRESS) {
+                    tracing::info!(channel = %term.name, entries = behind, "the index is being made anew");
+                }
+            }
+            folding.add(entry);
+        })?;
+        if let Some(checkpoint) = opened.checkpoint().filter(|_| !items.is_empty()) {
+            for items in items.chunks(INDEX_BATCH) {
+                self.index.add(log, items, &checkpoint);
+            }
+        }
+        Ok((opened, folding, began))
     }
 }
 
@@ -202,12 +309,14 @@ fn runs(layout: &Layout, state: &State) -> Result<BTreeMap<MessageId, RunProgres
     Ok(runs)
 }
 
-/// Folds a channel's log anew from what is sealed and synced.
-pub(super) fn refold(reader: &Reader, id: ChannelId, me: NodeId) -> Result<(Home, Head), String> {
+/// Folds a channel's log anew from what is sealed and synced. `kept` is the place of the last snapshot.
+pub(super) fn refold(reader: &Reader, id: ChannelId, me: NodeId, kept: Seq) -> Result<(Home, Head), String> {
     let log = LogId::Channel(id);
     let head = reader.head(log).ok_or_else(|| "the log is not open".to_owned())?;
-    let mut folding = Folding::default();
-    let mut cursor = reader.lines(log, Seq(1));
+    let snapshot = snapshot::kept(reader.index(), id, kept).filter(|state| state.seq <= head.seq);
+    let mut folding = snapshot.map_or_else(Folding::default, Folding::resume);
+    let next = folding.state.as_ref().map_or(Seq(1), |state| state.seq.next());
+    let mut cursor = reader.lines(log, next);
     while let Some(chunk) = cursor.read(1 << 20).map_err(|error| error.to_string())? {
         for line in chunk.lines() {
             if let Ok(Line::Entry(entry)) = Line::parse(line) {
@@ -290,66 +399,14 @@ async fn live(config: &Config, stop: CancellationToken) -> Result<Option<pairing
         tracing::warn!("{note}");
         notes.push(note);
     }
+    let mut unread = Vec::new();
+    let disk = OnDisk { layout: &layout, index: &index, org: &org, me };
     for (id, term) in org.channels().filter(|(_, term)| term.home == me) {
-        let mut folding = Folding::default();
-        let open = OpenLog {
-            disk: &RealDisk,
-            layout: &layout,
-            log: LogId::Channel(id),
-            keep: Keep::Home,
-            homes: homes(&org, id),
-            from: None::<Checkpoint>,
-            known: None,
-        };
-        // The index is written behind: what it lacks of the log is added now.
-        let reaches = index.reaches(LogId::Channel(id)).map_or(Seq(0), |checkpoint| checkpoint.head.seq);
-        let mut items = Vec::new();
-        let mut behind = 0_u64;
-        let opened = open.open(&mut |entry, _| {
-            if entry.seq > reaches {
-                index::items(entry.seq, entry.by, &entry.auth, &entry.body, &mut items);
-                behind += 1;
-                if behind.is_multiple_of(INDEX_PROGRESS) {
-                    tracing::info!(channel = %term.name, entries = behind, "the index is being made anew");
-                }
-            }
-            folding.add(entry);
-        })?;
-        if let Some(checkpoint) = opened.checkpoint().filter(|_| !items.is_empty()) {
-            for items in items.chunks(INDEX_BATCH) {
-                index.add(LogId::Channel(id), items, &checkpoint);
-            }
+        let (log, channel) = disk.open_channel(id, term, &mut notes, &mut unread)?;
+        if let Some(home) = &channel.home {
+            lamport = lamport.max(home.state().lamport);
         }
-        if let Some(repair) = &opened.repair {
-            let note = format!(
-                "{}: {} bytes behind entry {} were never sealed and were cut ({})",
-                term.name, repair.bytes, repair.after, repair.why
-            );
-            tracing::warn!("{note}");
-            notes.push(note);
-        }
-        let head = opened.head;
-        let broken = opened.broken.clone();
-        logs.push(opened);
-        if head.seq == Seq(0) {
-            tracing::warn!(channel = %term.name, "a channel that was being made when the node stopped has no entry");
-            notes.push(format!("{}: its first entry was never saved; make it again", term.name));
-        }
-        let home = match broken {
-            Some(bad) => Err(format!("its log is damaged: {bad}")),
-            None => folding.into_home(&layout, me),
-        };
-        let channel = match home {
-            Ok(home) => {
-                lamport = lamport.max(home.state().lamport);
-                Channel::new(home, head)
-            }
-            Err(reason) => {
-                tracing::error!(channel = %term.name, reason, "the channel is read-only");
-                notes.push(format!("{}: read-only: {reason}", term.name));
-                Channel::broken(id, head, reason)
-            }
-        };
+        logs.push(log);
         channels.insert(id, channel);
     }
     let (resident, attempts, attempts_len, first) = open_resident(&layout)?;
@@ -386,6 +443,7 @@ async fn live(config: &Config, stop: CancellationToken) -> Result<Option<pairing
     let (local, local_received) = mpsc::channel(LOCAL_WAITING_MAX);
     let (handle, calls) = NodeHandle::new();
     let agent_tokens = AgentTokens::default();
+    snapshot::check_unread(unread, reader.clone(), done.clone(), stop.clone());
     let backend = Backend {
         node: handle.clone(),
         tokens: Arc::new(agent_tokens.clone()),
@@ -553,6 +611,8 @@ impl Node {
                 _ => break,
             }
         }
+        self.drain_backlog();
+        self.snapshot_all().await;
         self.net.shutdown().await;
         self.membership.close().await;
         tracing::info!("stopped");

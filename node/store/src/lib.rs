@@ -30,7 +30,7 @@ pub use disk::RealDisk;
 pub use index::Index;
 pub use journal::recover;
 pub use layout::Layout;
-pub use open::{Checkpoint, Keep, OpenError, OpenLog, OpenedLog};
+pub use open::{Checkpoint, Keep, OpenError, OpenLog, OpenedLog, Resume};
 pub use read::Reader;
 pub use writer::{Command, Core, Writer};
 

@@ -31,6 +31,18 @@ pub struct Checkpoint {
     pub at: u64,
 }
 
+/// A place to open a log from, and what must stand before it: bytes that were checked once and are not read as lines
+/// again.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Resume {
+    /// The place.
+    pub at: Checkpoint,
+    /// Hash of its segment's bytes up to there.
+    pub bytes: Hash,
+    /// The segments before it: first entry and length. Theirs are looked at, not read.
+    pub closed: Vec<(Seq, u64)>,
+}
+
 /// Whose log it is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Keep {
@@ -68,6 +80,8 @@ pub struct OpenedLog {
     pub(super) homes: Homes,
     /// First entry and end of each segment, in order.
     pub(super) segments: Vec<(Seq, u64)>,
+    /// Of the last segment's bytes up to its end.
+    pub(super) hasher: blake3::Hasher,
 }
 
 impl OpenedLog {
@@ -76,6 +90,14 @@ impl OpenedLog {
     pub fn checkpoint(&self) -> Option<Checkpoint> {
         let (segment, at) = *self.segments.last()?;
         Some(Checkpoint { head: self.head, segment, at })
+    }
+
+    /// From where it can be opened again without reading what was read now.
+    #[must_use]
+    pub fn resume(&self) -> Option<Resume> {
+        let at = self.checkpoint().filter(|place| place.at > 0 && self.broken.is_none())?;
+        let (_, closed) = self.segments.split_last()?;
+        Some(Resume { at, bytes: Hash(*self.hasher.finalize().as_bytes()), closed: closed.to_vec() })
     }
 }
 
@@ -91,10 +113,10 @@ pub enum OpenError {
         /// How.
         error: io::Error,
     },
-    /// The log does not hold the checkpoint: start from the beginning.
-    #[error("the log does not hold entry {seq} as the checkpoint does")]
-    StaleCheckpoint {
-        /// Where the checkpoint stands.
+    /// The log is another one than where it was to be opened from: start from the beginning.
+    #[error("the log up to entry {seq} is not what it was")]
+    Stale {
+        /// Where it was to be opened from.
         seq: Seq,
     },
 }
@@ -113,7 +135,7 @@ pub struct OpenLog<'a> {
     /// Who may seal.
     pub homes: Homes,
     /// Where to start; `None` is the beginning.
-    pub from: Option<Checkpoint>,
+    pub from: Option<Resume>,
     /// The last entry that is known from elsewhere to be sealed: a log that ends before it was damaged, not torn.
     pub known: Option<Seq>,
 }
@@ -124,7 +146,7 @@ impl OpenLog<'_> {
     /// A log that does not exist is opened empty; nothing is made on disk.
     ///
     /// # Errors
-    /// When the disk fails or the checkpoint is not of this log.
+    /// When the disk fails or the place to start from is not of this log.
     pub fn open(self, visit: &mut dyn FnMut(Entry, &[u8])) -> Result<OpenedLog, OpenError> {
         let folder = self.layout.log(self.log);
         let mut firsts = Vec::new();
@@ -146,23 +168,23 @@ impl OpenLog<'_> {
             let file = self.disk.open(&path, Open::Read).map_err(at(&path))?;
             segments.push(Found { first: *first, end: file.len().map_err(at(&path))?, path, file });
         }
-        let start = match self.from {
-            Some(checkpoint) => Some(held_by(&segments, &checkpoint)?),
-            None => None,
+        let start = match &self.from {
+            Some(resume) => held_by(&segments, resume)?,
+            None => Start::default(),
         };
-        let head = self.from.map(|checkpoint| checkpoint.head).unwrap_or_default();
+        let head = self.from.as_ref().map(|resume| resume.at.head).unwrap_or_default();
         let mut walk = Walk {
             verifier: Verifier::resume(self.log, self.homes.clone(), head),
-            index: start.map_or(0, |(index, _)| index),
-            end: start.map_or(0, |(_, at)| at),
+            index: start.index,
+            end: start.at,
             ends: BTreeMap::new(),
             bad: None,
         };
         walk.run(&segments, visit)?;
-        self.mend(walk, segments)
+        self.mend(walk, segments, start)
     }
 
-    fn mend(self, walk: Walk, mut segments: Vec<Found>) -> Result<OpenedLog, OpenError> {
+    fn mend(self, walk: Walk, mut segments: Vec<Found>, start: Start) -> Result<OpenedLog, OpenError> {
         let Walk { verifier, index, end, bad, ends } = walk;
         let head = verifier.head();
         for (closed, end) in ends.into_iter().filter(|(closed, _)| *closed < index) {
@@ -187,8 +209,16 @@ impl OpenLog<'_> {
                 last.end = end;
             }
         }
+        let mut hasher = blake3::Hasher::new();
+        if let Some(last) = segments.get(index).filter(|_| broken.is_none()) {
+            let from = if start.index == index { start.at } else { 0 };
+            if from > 0 {
+                hasher = start.hasher;
+            }
+            hash(last.file.as_ref(), from, end, &mut hasher).map_err(at(&last.path))?;
+        }
         let segments = segments.into_iter().map(|segment| (segment.first, segment.end)).collect();
-        Ok(OpenedLog { log: self.log, keep: self.keep, head, repair, broken, homes: self.homes, segments })
+        Ok(OpenedLog { log: self.log, keep: self.keep, head, repair, broken, homes: self.homes, segments, hasher })
     }
 
     /// Cuts a closed segment behind its last seal: padding, and what a reopening copied to the next segment.
@@ -254,28 +284,52 @@ fn at(path: &std::path::Path) -> impl FnOnce(io::Error) -> OpenError {
     move |error| OpenError::Io { path, error }
 }
 
-/// Where a checkpoint is: its segment's place in the list, and its place in the segment.
-fn held_by(segments: &[Found], checkpoint: &Checkpoint) -> Result<(usize, u64), OpenError> {
-    /// A seal's line is about 600 bytes.
-    const SEAL_LEN_MAX: u64 = 4096;
-    let stale = OpenError::StaleCheckpoint { seq: checkpoint.head.seq };
-    let Some((index, found)) = segments.iter().enumerate().find(|(_, found)| found.first == checkpoint.segment) else {
-        return Err(stale);
-    };
-    if checkpoint.at == 0 || checkpoint.at > found.end {
-        return Err(stale);
+/// Where the check begins.
+#[derive(Default)]
+struct Start {
+    /// The segment's place in the list.
+    index: usize,
+    /// The place in it.
+    at: u64,
+    /// Of its bytes up to there.
+    hasher: blake3::Hasher,
+}
+
+/// Finds the place to start from, and checks that everything before it is still there as it was.
+fn held_by(segments: &[Found], resume: &Resume) -> Result<Start, OpenError> {
+    let stale = || OpenError::Stale { seq: resume.at.head.seq };
+    let index = resume.closed.len();
+    let found = segments.get(index).filter(|found| found.first == resume.at.segment).ok_or_else(stale)?;
+    // What was closed may have kept its padding.
+    let kept = |((first, len), found): (&(Seq, u64), &Found)| *first == found.first && *len <= found.end;
+    if resume.at.at == 0 || resume.at.at > found.end || !resume.closed.iter().zip(segments).all(kept) {
+        return Err(stale());
     }
-    let from = checkpoint.at.saturating_sub(SEAL_LEN_MAX);
-    let mut bytes = vec![0; usize::try_from(checkpoint.at - from).unwrap_or_default()];
-    let read = found.file.read_at(&mut bytes, from).map_err(at(&found.path))?;
-    bytes.truncate(read);
-    match bytes.split_last() {
-        Some((b'\n', rest)) => {
-            let line = rest.rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
-            if Hash::of(line) == checkpoint.head.tip { Ok((index, checkpoint.at)) } else { Err(stale) }
+    let mut hasher = blake3::Hasher::new();
+    hash(found.file.as_ref(), 0, resume.at.at, &mut hasher).map_err(at(&found.path))?;
+    if Hash(*hasher.finalize().as_bytes()) != resume.bytes {
+        return Err(stale());
+    }
+    Ok(Start { index, at: resume.at.at, hasher })
+}
+
+/// Bytes read at once to be hashed: enough for the hash to use all of the processor's width.
+const HASH_LEN: usize = 1024 * 1024;
+
+/// Hashes `from..to` of a file, or to its end: the last LF may have been cut off and put back since it was measured.
+fn hash(file: &dyn DiskFile, from: u64, to: u64, hasher: &mut blake3::Hasher) -> io::Result<()> {
+    let mut at = from;
+    let mut bytes = vec![0; HASH_LEN.min(usize::try_from(to.saturating_sub(from)).unwrap_or(HASH_LEN))];
+    while at < to {
+        let len = bytes.len().min(usize::try_from(to - at).unwrap_or(HASH_LEN));
+        let read = file.read_at(bytes.get_mut(..len).unwrap_or_default(), at)?;
+        if read == 0 {
+            break;
         }
-        _ => Err(stale),
+        hasher.update(bytes.get(..read).unwrap_or_default());
+        at += read as u64;
     }
+    Ok(())
 }
 
 /// The check of all segments in order.

@@ -54,6 +54,12 @@ impl Views {
         }
     }
 
+    pub fn break_off(&self, log: LogId, bad: Bad) {
+        if let Some(view) = self.0.write().unwrap_or_else(PoisonError::into_inner).get_mut(&log) {
+            view.broken = Some(bad);
+        }
+    }
+
     fn get<T>(&self, log: LogId, look: impl FnOnce(&LogView) -> T) -> Option<T> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(&log).map(look)
     }
@@ -379,7 +385,7 @@ impl JournalCursor {
             let mut bytes = vec![0; want];
             let read = self.file.read_at(&mut bytes, self.at)?;
             bytes.truncate(read);
-            let ends = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(place, _)| place + 1);
+            let ends = memchr::memchr_iter(b'\n', &bytes).map(|place| place + 1);
             let mut lines = 0;
             let mut cut = 0;
             for end in ends {

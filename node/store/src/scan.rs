@@ -69,7 +69,7 @@ impl LineScanner {
             let blank = rest.iter().position(|byte| *byte != b'\n').unwrap_or(rest.len());
             let line = rest.get(blank..).unwrap_or_default();
             let begin = self.start + blank;
-            if let Some(len) = line.iter().position(|byte| *byte == b'\n') {
+            if let Some(len) = memchr::memchr(b'\n', line) {
                 self.start = begin + len + 1;
                 if !std::mem::take(&mut self.skipping) {
                     return Ok(Some(self.scanned(begin, len, true)));

@@ -7,11 +7,12 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::io::{Admission, Effect, Input, Refusal, ResidentStep};
-use super::record::{Line, Record, RestoreError, RunEvidence};
+use super::record::{Record, RestoreError, RunEvidence};
 use crate::entry::{Attachment, JournalMark, MemberSpec};
 use crate::event::Answer;
 use crate::id::{Attempt, ChannelId, Hash, Incarnation, MemberId, MessageId, NodeId};
 use crate::link::{Asked, AttemptId, Message, Verdict};
+use crate::log::Chain;
 use crate::turn::SESSION_LEN_MAX;
 use crate::wire::frame::TAIL_LEN_MAX;
 use crate::wire::json::{self as gate, Limits};
@@ -21,6 +22,9 @@ pub(super) const ATTEMPTS_MAX: usize = 1024;
 
 /// Attempts open at once of one home: no home takes the places of all others.
 pub(super) const ATTEMPTS_OF_HOME_MAX: usize = 512;
+
+/// Bytes of payloads that wait for their harness, of one home.
+pub(super) const WAITING_LEN_MAX: usize = 128 * 1024 * 1024;
 
 /// Heads of the attempt journal kept to answer marks; older marks prove nothing any more.
 pub(super) const HEADS_MAX: usize = 4096;
@@ -37,10 +41,10 @@ pub(super) const VERDICTS_MAX: usize = 128;
 
 #[derive(Clone, Debug)]
 enum Phase {
-    /// Waits for the member's turn before it, which is not over here yet.
-    Waiting(Box<Work>),
     /// Waits for the owner's consent.
     Asking(Box<Work>),
+    /// Waits for the member's turn before it, which is not over here yet.
+    Waiting(Admission, Box<Work>),
     /// Durable soon; handed to the harness after that.
     Accepted(JournalMark, Admission, Box<Work>),
     /// The harness has it, and the answers to questions whose ids have these hashes, oldest first.
@@ -56,7 +60,15 @@ enum Phase {
 impl Phase {
     /// Whether it takes up its member: one turn of a member runs at a time.
     const fn is_active(&self) -> bool {
-        matches!(self, Self::Asking(_) | Self::Accepted(..) | Self::Running(..))
+        matches!(self, Self::Accepted(..) | Self::Running(..))
+    }
+
+    /// Bytes of the payload that it keeps.
+    const fn len(&self) -> usize {
+        match self {
+            Self::Asking(work) | Self::Waiting(_, work) | Self::Accepted(_, _, work) => work.payload.len(),
+            Self::Running(..) | Self::Ended(_) | Self::NeverStarted | Self::Ambiguous(_) => 0,
+        }
     }
 }
 
@@ -86,8 +98,9 @@ struct Attempted {
 #[derive(Debug)]
 pub struct Resident {
     boot: String,
-    mark: JournalMark,
-    /// Heads after the last records, oldest first, with the attempt that a record accepts; the last one is `mark.head`.
+    incarnation: Incarnation,
+    chain: Chain,
+    /// Heads after the last records, oldest first, with the attempt that a record accepts; the last one is the chain's.
     heads: VecDeque<(Hash, Option<AttemptId>)>,
     attempts: BTreeMap<AttemptId, Attempted>,
     /// By home: one cannot fence off another's runs, nor push its fences out.
@@ -138,7 +151,8 @@ impl Resident {
     const fn empty(incarnation: Incarnation, boot: String) -> Self {
         Self {
             boot,
-            mark: JournalMark { incarnation, count: 0, head: Hash::ZERO },
+            incarnation,
+            chain: Chain { head: Hash::ZERO, count: 0 },
             heads: VecDeque::new(),
             attempts: BTreeMap::new(),
             fences: BTreeMap::new(),
@@ -154,7 +168,7 @@ impl Resident {
     }
 
     /// Takes an attempt journal up again: whole lines, synced; the caller has cut a torn tail. `evidence` reads what is
-    /// on disk of a run without an end, synced too: what it says is told to homes.
+    /// on disk of a run that is not forgotten, synced too: what it says is told to homes.
     ///
     /// # Errors
     /// When a line is damaged: the caller begins a new journal, and open attempts are held by their homes.
@@ -167,23 +181,23 @@ impl Resident {
         let mut boots: BTreeMap<AttemptId, String> = BTreeMap::new();
         let mut handed: BTreeSet<AttemptId> = BTreeSet::new();
         for line in lines.split_inclusive(|byte| *byte == b'\n') {
-            let damaged = RestoreError::Damaged(resident.mark.count + 1);
+            let first = resident.chain.count == 0;
+            let damaged = RestoreError::Damaged(resident.chain.count + 1);
             // A line without its LF would swallow the next record.
             let line = line.strip_suffix(b"\n").ok_or_else(|| damaged.clone())?;
-            let Line { prev, record } = serde_json::from_slice(line).map_err(|_| damaged.clone())?;
-            let first = resident.mark.count == 0;
-            if prev != resident.mark.head || first != matches!(record, Record::Began { .. }) {
+            let record = resident.chain.read(line).map_err(|_| damaged.clone())?;
+            if first != matches!(record, Record::Began { .. }) {
                 return Err(damaged);
             }
-            resident.advance(Hash::of(line), accepts(&record));
+            resident.remember(accepts(&record));
             match record {
-                Record::Began { incarnation } => resident.mark.incarnation = incarnation,
+                Record::Began { incarnation } => resident.incarnation = incarnation,
                 Record::Accepted { id, home, member, payload, boot } => {
                     boots.insert(id, boot);
                     let phase = Phase::NeverStarted;
                     resident.attempts.insert(
                         id,
-                        Attempted { home, member, hash: payload, mark: Some(resident.mark), void: false, phase },
+                        Attempted { home, member, hash: payload, mark: Some(resident.mark()), void: false, phase },
                     );
                 }
                 Record::Handed { id } => {
@@ -204,14 +218,18 @@ impl Resident {
                 Record::Unknown => {}
             }
         }
-        if resident.mark.count == 0 {
+        if resident.chain.count == 0 {
             return Err(RestoreError::Damaged(1));
         }
         for (id, attempt) in &mut resident.attempts {
-            if matches!(attempt.phase, Phase::Ended(_)) {
+            let found = evidence(id);
+            if let Phase::Ended(finish) = &attempt.phase {
+                if !found.is_of(finish) {
+                    let reason = "it ended, but the journal that says how is lost or damaged on its box".to_owned();
+                    attempt.phase = Phase::Ambiguous(reason);
+                }
                 continue;
             }
-            let found = evidence(id);
             let same_boot = boots.get(id).is_some_and(|boot| *boot == resident.boot);
             attempt.phase = match found {
                 // The last event is synced before it is told to anybody, so a whole one is the truth.
@@ -233,8 +251,12 @@ impl Resident {
     /// Applies one input. Act on the step before the next one.
     pub fn handle(&mut self, input: Input) -> ResidentStep {
         let mut step = ResidentStep::default();
-        // A node that stops begins nothing more.
-        let begins = !matches!(input, Input::Stopped(_));
+        // A node that stops begins nothing more, and what one home says begins nothing of another's.
+        let begins = match &input {
+            Input::Stopped(_) => None,
+            Input::LinkUp(home) | Input::Frame { home, .. } => Some(Some(*home)),
+            Input::Admitted { .. } | Input::AcceptedDurable(_) | Input::Ended { .. } => Some(None),
+        };
         match input {
             Input::LinkUp(home) => self.link_up(&mut step, home),
             Input::Frame { home, message, tail } => self.frame(&mut step, home, message, tail),
@@ -255,8 +277,8 @@ impl Resident {
                 }
             }
         }
-        if begins {
-            self.begin_waiting(&mut step);
+        if let Some(only) = begins {
+            self.begin_waiting(&mut step, only);
         }
         step
     }
@@ -264,7 +286,8 @@ impl Resident {
     /// How far the attempt journal is, for `Hello`.
     #[must_use]
     pub const fn mark(&self) -> JournalMark {
-        self.mark
+        let Chain { head, count } = self.chain;
+        JournalMark { incarnation: self.incarnation, count, head }
     }
 
     /// Attempts that are not forgotten. After a restart the journals of all other runs go: a crash may have come between
@@ -310,13 +333,14 @@ impl Resident {
                     self.resume(step, home, &asked);
                 }
             }
-            Message::FinishedAck { id } if self.is_ours(home, &id) => {
-                match self.attempts.get_mut(&id) {
-                    // What the harness has is forgotten when it ends: nobody will ask how.
-                    Some(Attempted { void, phase: Phase::Running(..), .. }) => *void = true,
-                    _ => self.forget(step, id),
-                }
-            }
+            Message::FinishedAck { id } => match self.attempts.get_mut(&id) {
+                Some(attempt) if attempt.home != home => {}
+                // What the harness has is forgotten when it ends: nobody will ask how.
+                Some(Attempted { void, phase: Phase::Running(..), .. }) => *void = true,
+                Some(_) => self.forget(step, id),
+                // What its home gave up does not run when it comes late.
+                None => self.fence(home, &id),
+            },
             Message::Stop { id } if self.is_ours(home, &id) => self.stop(step, home, id),
             Message::Answer { id, ask, digest } if self.is_ours(home, &id) => {
                 let answer = gate::check(&tail, Limits::text(TAIL_LEN_MAX)).ok();
@@ -375,6 +399,11 @@ impl Resident {
             return self.resume(step, home, &Asked { id, have: 0, seen: None, payload: None });
         }
         let fenced = self.fences.get(&home).is_some_and(|fences| fences.holds(&id));
+        if known.is_some_and(|known| known.home != home) && !fenced {
+            // Another node uses the number: this home's attempt does not begin, and its next has another one.
+            self.fence(home, &id);
+            return Self::report(step, home, vec![(id, Verdict::NeverStarted)]);
+        }
         if known.is_some() || fenced || self.tries(home, &id).any(|other| other.attempt > id.attempt) {
             // Late, mostly, and its home knows better by now. A home that does not has lost some of its log.
             return Self::report(step, home, vec![(id, other_attempt())]);
@@ -391,14 +420,23 @@ impl Resident {
             }
         }
         let of_home = self.attempts.values().filter(|attempt| attempt.home == home);
-        if self.attempts.len() >= self.places || of_home.count() >= ATTEMPTS_OF_HOME_MAX {
+        let (taken, waiting) =
+            of_home.fold((0, 0), |(taken, waiting), attempt| (taken + 1, waiting + attempt.phase.len()));
+        let full = waiting + work.payload.len() > WAITING_LEN_MAX;
+        if self.attempts.len() >= self.places || taken >= ATTEMPTS_OF_HOME_MAX || full {
             return self.refuse(step, home, id, "limit", "too many turns are open on this box");
         }
-        if self.of_member(id.channel, member).any(|phase| matches!(phase, Phase::Waiting(_))) {
+        let mut ours = self
+            .attempts
+            .iter()
+            .filter(|(other, attempt)| attempt.home == home && other.channel == id.channel && attempt.member == member);
+        if ours.any(|(_, attempt)| matches!(attempt.phase, Phase::Asking(_) | Phase::Waiting(..))) {
             return self.refuse(step, home, id, "busy", "another turn of the member waits on this box");
         }
-        let phase = Phase::Waiting(Box::new(work));
+        let (spec, attachments) = (work.spec.clone(), work.attachments.clone());
+        let phase = Phase::Asking(Box::new(work));
         self.attempts.insert(id, Attempted { home, member, hash, mark: None, void: false, phase });
+        step.effects.push(Effect::Admit { id, home, spec, attachments });
     }
 
     /// The tries of a run that are known here.
@@ -409,24 +447,32 @@ impl Resident {
         self.attempts.range(of_run).filter(move |(_, attempt)| attempt.home == home).map(|(id, _)| *id)
     }
 
-    fn of_member(&self, channel: ChannelId, member: MemberId) -> impl Iterator<Item = &Phase> {
-        let ours = self.attempts.iter().filter(move |(id, other)| id.channel == channel && other.member == member);
-        ours.map(|(_, attempt)| &attempt.phase)
+    /// Accepts what waits for its member's turn before it, when there is none any more.
+    fn begin_waiting(&mut self, step: &mut ResidentStep, only: Option<NodeId>) {
+        let waiting = self.attempts.iter().filter(|(_, attempt)| {
+            matches!(attempt.phase, Phase::Waiting(..)) && only.is_none_or(|home| attempt.home == home)
+        });
+        for (id, member) in waiting.map(|(id, attempt)| (*id, attempt.member)).collect::<Vec<_>>() {
+            let mut of_member = self.attempts.iter().filter(|(other, _)| other.channel == id.channel);
+            if !of_member.any(|(_, other)| other.member == member && other.phase.is_active()) {
+                self.accept(step, id);
+            }
+        }
     }
 
-    /// Asks the owner about what waits for its member's turn before it, when there is none any more.
-    fn begin_waiting(&mut self, step: &mut ResidentStep) {
-        let waiting = self.attempts.iter().filter(|(_, attempt)| matches!(attempt.phase, Phase::Waiting(_)));
-        for (id, member) in waiting.map(|(id, attempt)| (*id, attempt.member)).collect::<Vec<_>>() {
-            if self.of_member(id.channel, member).any(Phase::is_active) {
-                continue;
-            }
-            let Some(attempt) = self.attempts.get_mut(&id) else { continue };
-            let Phase::Waiting(work) = &attempt.phase else { continue };
-            let (spec, attachments) = (work.spec.clone(), work.attachments.clone());
-            attempt.phase = Phase::Asking(work.clone());
-            step.effects.push(Effect::Admit { id, home: attempt.home, spec, attachments });
-        }
+    fn accept(&mut self, step: &mut ResidentStep, id: AttemptId) {
+        let Some(Attempted { home, member, hash, phase: Phase::Waiting(admission, work), .. }) =
+            self.attempts.get(&id).cloned()
+        else {
+            return;
+        };
+        let boot = self.boot.clone();
+        self.record(Record::Accepted { id, home, member, payload: hash, boot }, &mut step.records);
+        step.sync = true;
+        let mark = self.mark();
+        let phase = Phase::Accepted(mark, admission, work);
+        self.attempts.insert(id, Attempted { home, member, hash, mark: Some(mark), void: false, phase });
+        step.effects.push(Effect::Accept { id, home, mark, start: true });
     }
 
     fn refuse(&mut self, step: &mut ResidentStep, home: NodeId, id: AttemptId, code: &str, message: &str) {
@@ -436,24 +482,16 @@ impl Resident {
     }
 
     fn admitted(&mut self, step: &mut ResidentStep, id: AttemptId, result: Result<Admission, Refusal>) {
-        let Some(Attempted { home, member, hash, phase: Phase::Asking(work), .. }) = self.attempts.get(&id).cloned()
-        else {
-            return;
-        };
-        let admission = match result {
-            Ok(admission) => admission,
+        let Some(attempt) = self.attempts.get_mut(&id) else { return };
+        let Phase::Asking(work) = &attempt.phase else { return };
+        match result {
+            Ok(admission) => attempt.phase = Phase::Waiting(admission, work.clone()),
             Err(Refusal { code, message }) => {
+                let home = attempt.home;
                 self.attempts.remove(&id);
-                return self.refuse(step, home, id, &code, &message);
+                self.refuse(step, home, id, &code, &message);
             }
-        };
-        let boot = self.boot.clone();
-        self.record(Record::Accepted { id, home, member, payload: hash, boot }, &mut step.records);
-        step.sync = true;
-        let mark = self.mark;
-        let phase = Phase::Accepted(mark, admission, work);
-        self.attempts.insert(id, Attempted { home, member, hash, mark: Some(mark), void: false, phase });
-        step.effects.push(Effect::Accept { id, home, mark, start: true });
+        }
     }
 
     fn hand(&mut self, step: &mut ResidentStep, id: AttemptId) {
@@ -504,7 +542,7 @@ impl Resident {
         let Some(attempt) = self.attempts.get_mut(&id) else { return };
         match attempt.phase {
             Phase::Running(..) => return step.effects.push(Effect::Interrupt(id, home)),
-            Phase::Waiting(_) | Phase::Asking(_) | Phase::Accepted(..) => attempt.phase = Phase::NeverStarted,
+            Phase::Asking(_) | Phase::Waiting(..) | Phase::Accepted(..) => attempt.phase = Phase::NeverStarted,
             Phase::Ended(_) | Phase::NeverStarted | Phase::Ambiguous(_) => {}
         }
         step.effects.push(Effect::Send(home, Message::StopOk { id }));
@@ -526,7 +564,7 @@ impl Resident {
     /// The verdict on an attempt that is known here. It is kept until the home acts on it: a report can be lost.
     fn known(phase: &Phase) -> Verdict {
         match phase {
-            Phase::Waiting(_) | Phase::Asking(_) | Phase::Accepted(..) | Phase::Running(..) | Phase::Ended(_) => {
+            Phase::Asking(_) | Phase::Waiting(..) | Phase::Accepted(..) | Phase::Running(..) | Phase::Ended(_) => {
                 Verdict::Known
             }
             Phase::NeverStarted => Verdict::NeverStarted,
@@ -537,10 +575,10 @@ impl Resident {
     /// Whether this journal is the one at `mark`, or has grown from it, and has not accepted the attempt since: a home
     /// whose log went back asks about what it has long been told, and what is forgotten leaves no other trace.
     fn never_since(&self, mark: &JournalMark, id: &AttemptId) -> bool {
-        if mark.incarnation != self.mark.incarnation {
+        if mark.incarnation != self.incarnation {
             return false;
         }
-        let Some(back) = self.mark.count.checked_sub(mark.count) else { return false };
+        let Some(back) = self.chain.count.checked_sub(mark.count) else { return false };
         let Some(index) = usize::try_from(back).ok().and_then(|back| self.heads.len().checked_sub(back + 1)) else {
             return false;
         };
@@ -565,7 +603,8 @@ impl Resident {
                 step.effects.push((**finish).clone());
             }
             // Its acceptance is on the way.
-            Phase::Waiting(_) | Phase::Asking(_) | Phase::Accepted(..) | Phase::NeverStarted | Phase::Ambiguous(_) => {}
+            Phase::Asking(_) | Phase::Waiting(..) | Phase::Accepted(..) | Phase::NeverStarted | Phase::Ambiguous(_) => {
+            }
         }
     }
 
@@ -582,20 +621,14 @@ impl Resident {
     }
 
     fn record(&mut self, record: Record, out: &mut Vec<u8>) {
-        let start = out.len();
-        let accepted = accepts(&record);
-        let line = Line { prev: self.mark.head, record };
-        let written = serde_json::to_writer(&mut *out, &line);
-        debug_assert!(written.is_ok(), "records serialize: {written:?}");
-        let hash = Hash::of(out.get(start..).unwrap_or_default());
-        out.push(b'\n');
-        self.advance(hash, accepted);
+        let written = self.chain.append(&record, out);
+        debug_assert!(written.is_ok(), "records are short and serialize: {written:?}");
+        self.remember(accepts(&record));
     }
 
-    fn advance(&mut self, head: Hash, accepted: Option<AttemptId>) {
-        self.mark.count += 1;
-        self.mark.head = head;
-        self.heads.push_back((head, accepted));
+    /// Keeps the head after the last record.
+    fn remember(&mut self, accepted: Option<AttemptId>) {
+        self.heads.push_back((self.chain.head, accepted));
         if self.heads.len() > HEADS_MAX {
             self.heads.pop_front();
         }

@@ -1,6 +1,10 @@
 //! The resident alone: its journal, its verdicts, and what it refuses to do twice.
 
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
 use proptest::prelude::*;
+use rand_chacha::ChaCha8Rng;
+use rand_core::{Rng, SeedableRng};
 
 use super::resident::{ATTEMPTS_MAX, ATTEMPTS_OF_HOME_MAX, FENCES_MAX, HEADS_MAX, VERDICTS_MAX};
 use super::{Admission, Effect, Input, Refusal, Resident, ResidentStep, RestoreError, RunEvidence, SESSION_LEN_MAX};
@@ -237,7 +241,7 @@ fn the_verdict_follows_from_the_journal_the_boot_and_the_run_s_own_journal() {
     };
     let asking: fn(&mut Rig) = |rig| drop(rig.deliver(id(1, 1)));
     type Row = (&'static str, fn(&mut Rig), &'static str, Evidence, &'static str);
-    let table: [Row; 10] = [
+    let table: [Row; 11] = [
         ("asking, process died", asking, "boot-1", nothing, "absent"),
         ("accepted, process died", accepted, "boot-1", nothing, "never started"),
         ("accepted, box restarted", accepted, "boot-2", nothing, "ambiguous"),
@@ -246,8 +250,9 @@ fn the_verdict_follows_from_the_journal_the_boot_and_the_run_s_own_journal() {
         ("handed, it had said something", handed, "boot-1", some, "ambiguous"),
         ("handed, it had ended", handed, "boot-1", whole, "known"),
         ("handed, box restarted, it had ended", handed, "boot-2", whole, "known"),
-        ("ended", ended, "boot-1", nothing, "known"),
-        ("ended, box restarted", ended, "boot-2", nothing, "known"),
+        ("ended", ended, "boot-1", whole, "known"),
+        ("ended, box restarted", ended, "boot-2", whole, "known"),
+        ("ended, its journal is lost", ended, "boot-1", nothing, "ambiguous"),
     ];
     for (what, life, boot, evidence, expected) in table {
         let mut rig = Rig::new();
@@ -303,7 +308,8 @@ fn another_home_learns_nothing_and_changes_nothing() {
         let what = format!("{frame:?}");
         assert_eq!(rig.hear(OTHER, frame), Vec::new(), "{what}");
     }
-    assert!(is_void(&rig.hear(OTHER, delivery(id(1, 1), 1, PAYLOAD))));
+    let never = Message::Report { verdicts: vec![(id(1, 1), Verdict::NeverStarted)] };
+    assert_eq!(rig.hear(OTHER, delivery(id(1, 1), 1, PAYLOAD)), [Effect::Send(OTHER, never)]);
     let asked = Asked { id: id(1, 1), have: 0, seen: Some(before.1), payload: None };
     let told = rig.hear(OTHER, Message::Reconcile { attempts: vec![asked] });
     let absent = Message::Report { verdicts: vec![(id(1, 1), Verdict::Absent { proven: true })] };
@@ -454,13 +460,13 @@ fn a_turn_waits_for_its_member_s_turn_before_it() {
         } else {
             rig.accept(id(1, 1))
         };
-        assert_eq!(rig.hear(HOME, delivery(id(2, 1), 1, PAYLOAD)), Vec::new());
+        assert!(matches!(rig.hear(HOME, delivery(id(2, 1), 1, PAYLOAD))[..], [Effect::Admit { .. }]));
+        assert_eq!(rig.admit(id(2, 1)), Vec::new(), "its member is busy");
         assert_eq!(rig.ask(id(2, 1), None), (Verdict::Known, Vec::new()));
         assert_eq!(rig.hear(HOME, delivery(id(2, 1), 1, PAYLOAD)), Vec::new(), "also when it comes twice");
         assert_eq!(refused(&rig.hear(HOME, delivery(id(3, 1), 1, PAYLOAD))), "busy", "one waits, not a queue of them");
         let effects = over(&mut rig);
-        assert!(matches!(effects.last(), Some(Effect::Admit { id: next, .. }) if *next == id(2, 1)), "{effects:?}");
-        rig.admit(id(2, 1));
+        assert!(matches!(effects.last(), Some(Effect::Accept { id: next, .. }) if *next == id(2, 1)), "{effects:?}");
         assert!(matches!(rig.feed(Input::AcceptedDurable(id(2, 1)))[..], [Effect::Start { .. }]));
     }
 }
@@ -470,6 +476,7 @@ fn a_turn_that_waits_is_stopped_like_any_other() {
     let mut rig = Rig::new();
     rig.start(id(1, 1));
     rig.hear(HOME, delivery(id(2, 1), 1, PAYLOAD));
+    rig.admit(id(2, 1));
     rig.hear(HOME, Message::Stop { id: id(2, 1) });
     assert_eq!(rig.ask(id(2, 1), None).0, Verdict::NeverStarted);
     assert!(matches!(rig.end(id(1, 1))[..], [Effect::Finish { .. }]), "nothing follows");
@@ -481,18 +488,30 @@ fn a_node_that_stops_begins_nothing_that_waits() {
     let mut rig = Rig::new();
     rig.start(id(1, 1));
     rig.hear(HOME, delivery(id(2, 1), 1, PAYLOAD));
+    rig.admit(id(2, 1));
     assert!(matches!(rig.feed(Input::Stopped(id(1, 1)))[..], [Effect::Send(_, Message::Report { .. })]));
     let effects = rig.hear(HOME, Message::FinishedAck { id: id(1, 1) });
-    assert!(matches!(effects[..], [Effect::Forget(_), Effect::Admit { .. }]), "it goes on when its home does");
+    assert!(matches!(effects[..], [Effect::Forget(_), Effect::Accept { .. }]), "it goes on when its home does");
+}
+
+#[test]
+fn a_number_that_another_node_uses_costs_a_home_no_turn() {
+    let mut rig = Rig::new();
+    assert!(matches!(rig.hear(OTHER, delivery(id(1, 1), 1, PAYLOAD))[..], [Effect::Admit { .. }]));
+    let told = rig.deliver(id(1, 1));
+    let expected = Message::Report { verdicts: vec![(id(1, 1), Verdict::NeverStarted)] };
+    assert_eq!(told, [Effect::Send(HOME, expected)]);
+    assert!(matches!(rig.deliver(id(1, 2))[..], [Effect::Admit { home: HOME, .. }]), "it is tried again at once");
 }
 
 #[test]
 fn the_next_try_stops_one_that_still_runs_and_waits_for_it() {
     let mut rig = Rig::new();
     rig.start(id(1, 1));
-    assert_eq!(rig.deliver(id(1, 2)), [Effect::Interrupt(id(1, 1), HOME)]);
+    assert!(matches!(rig.deliver(id(1, 2))[..], [Effect::Interrupt(..), Effect::Admit { .. }]));
+    assert_eq!(rig.admit(id(1, 2)), Vec::new());
     assert!(rig.resident.is_running(&id(1, 1)), "its end is waited for");
-    assert!(matches!(rig.end(id(1, 1))[..], [Effect::Finish { .. }, Effect::Admit { .. }]));
+    assert!(matches!(rig.end(id(1, 1))[..], [Effect::Finish { .. }, Effect::Accept { .. }]));
     // Neither does an older one come back.
     let mut rig = Rig::new();
     rig.start(id(1, 2));
@@ -608,6 +627,9 @@ fn what_a_home_gave_up_while_it_ran_is_forgotten_when_it_ends() {
     assert_eq!(rig.hear(HOME, Message::FinishedAck { id: id(3, 1) }), [Effect::Forget(id(3, 1))]);
     assert_eq!(rig.admit(id(3, 1)), Vec::new());
     assert!(is_void(&rig.deliver(id(3, 1))));
+    // Nor what has not come yet.
+    assert_eq!(rig.hear(HOME, Message::FinishedAck { id: id(4, 1) }), Vec::new());
+    assert!(is_void(&rig.deliver(id(4, 1))));
 }
 
 #[test]
@@ -626,7 +648,7 @@ fn what_a_home_gave_up_is_forgotten_whatever_it_was() {
 #[test]
 fn a_home_that_comes_back_is_told_of_everything_that_is_kept_for_it() {
     let mut rig = busy_life();
-    rig.restart("boot-1", nothing);
+    rig.restart("boot-1", |id| if id.run == MessageId(2) { whole(id) } else { nothing(id) });
     let effects = rig.feed(Input::LinkUp(HOME));
     let [Effect::Send(HOME, Message::Report { verdicts })] = &effects[..] else { panic!("{effects:?}") };
     let open = rig.resident.open().map(|(id, _)| *id).collect::<Vec<_>>();
@@ -785,4 +807,141 @@ fn a_mark_of_long_ago_proves_nothing_any_more() {
     assert_eq!(rig.ask(id(90_002, 1), Some(old)).0, Verdict::Absent { proven: false });
     rig.restart("boot-1", nothing);
     assert_eq!(rig.ask(id(90_003, 1), Some(before)).0, Verdict::Absent { proven: true }, "also after a restart");
+}
+
+// ---- anything, in any order ----
+
+/// Frames as homes, broken or hostile ones too, may send them.
+fn any_frame(rng: &mut impl Rng) -> Message {
+    let mut below = |bound: u64| rng.next_u64() % bound;
+    let of = id(1 + below(4), 1 + u32::try_from(below(3)).expect("small"));
+    match below(9) {
+        0..=2 => delivery(of, 1 + of.run.0 % 3, if below(8) == 0 { b"other" } else { PAYLOAD }),
+        3 => Message::Stop { id: of },
+        4 => Message::FinishedAck { id: of },
+        5 => Message::Answer { id: of, ask: format!("q{}", below(3)), digest: None },
+        6 => Message::Kill { channel: of.channel, member: MemberId(1 + below(3)) },
+        7 => Message::EventsAck { id: of, upto: below(5) },
+        _ => Message::Reconcile {
+            attempts: (0..below(4))
+                .map(|_| Asked { id: id(1 + below(4), 1), have: below(3), seen: None, payload: None })
+                .collect(),
+        },
+    }
+}
+
+/// A shell that does what it is told, in its own time.
+#[derive(Default)]
+struct Shell {
+    asking: VecDeque<AttemptId>,
+    accepted: VecDeque<AttemptId>,
+    running: BTreeMap<AttemptId, MemberId>,
+    started: BTreeSet<AttemptId>,
+}
+
+impl Shell {
+    fn act(&mut self, effects: &[Effect]) {
+        for effect in effects {
+            match effect {
+                Effect::Admit { id, .. } => self.asking.push_back(*id),
+                Effect::Accept { id, start: true, .. } => self.accepted.push_back(*id),
+                Effect::Start { id, member, .. } => {
+                    assert!(self.started.insert(*id), "{id:?} starts twice");
+                    assert!(self.running.values().all(|other| other != member), "two turns of {member} at once");
+                    self.running.insert(*id, *member);
+                }
+                Effect::Forget(id) => assert!(!self.running.contains_key(id), "what runs is not forgotten"),
+                _ => {}
+            }
+        }
+    }
+
+    fn next(&mut self, rng: &mut impl Rng) -> Input {
+        let admission = Admission { cwd: "/work".to_owned(), policy: Policy::Ask };
+        match rng.next_u64() % 9 {
+            0 if !self.asking.is_empty() => {
+                Input::Admitted { id: self.asking.pop_front().expect("some"), result: Ok(admission) }
+            }
+            1 if !self.asking.is_empty() => {
+                let refusal = Refusal { code: "no".to_owned(), message: "no".to_owned() };
+                Input::Admitted { id: self.asking.pop_front().expect("some"), result: Err(refusal) }
+            }
+            2 | 3 if !self.accepted.is_empty() => Input::AcceptedDurable(self.accepted.pop_front().expect("some")),
+            4 if !self.running.is_empty() => {
+                let (id, _) = self.running.pop_first().expect("some");
+                Input::Ended { id, events: 2, length: 20, journal: Hash::of(b"j"), session: None }
+            }
+            5 if !self.running.is_empty() && rng.next_u64().is_multiple_of(4) => {
+                Input::Stopped(self.running.pop_first().expect("some").0)
+            }
+            6 => Input::LinkUp(HOME),
+            _ => Input::Frame { home: HOME, message: any_frame(rng), tail: PAYLOAD.to_vec() },
+        }
+    }
+}
+
+#[test]
+fn whatever_a_home_says_an_attempt_starts_once_and_a_member_runs_one_turn() {
+    for seed in 0..400 {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let (mut rig, mut shell) = (Rig::new(), Shell::default());
+        for _ in 0..200 {
+            if rng.next_u64().is_multiple_of(50) {
+                // The process dies; what was written is there, what ran is not.
+                rig.restart("boot-1", nothing);
+                shell = Shell { started: shell.started, ..Shell::default() };
+            }
+            let input = shell.next(&mut rng);
+            shell.act(&rig.feed(input));
+        }
+        // A home that knows of nothing any more, and a harness that comes to its end: nothing stays.
+        for _ in 0..20 {
+            for (id, home) in rig.resident.open().map(|(id, home)| (*id, home)).collect::<Vec<_>>() {
+                shell.act(&rig.hear(home, Message::Stop { id }));
+                shell.act(&rig.hear(home, Message::FinishedAck { id }));
+            }
+            while let Some((id, _)) = shell.running.pop_first() {
+                shell.act(&rig.end(id));
+            }
+        }
+        assert_eq!(rig.resident.open().count(), 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn threat_whatever_another_node_says_a_home_s_attempts_go_on_as_if_it_were_silent() {
+    for seed in 0..200 {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let (mut alone, mut rig, mut shell) = (Rig::new(), Rig::new(), Shell::default());
+        for step in 0..150 {
+            let message = any_frame(&mut rng);
+            for effect in rig.hear(OTHER, message) {
+                match effect {
+                    // The owner asks the org's chain whose channel it is.
+                    Effect::Admit { id, home: OTHER, .. } => {
+                        let refusal = Refusal { code: "not_home".to_owned(), message: "no".to_owned() };
+                        rig.feed(Input::Admitted { id, result: Err(refusal) });
+                    }
+                    Effect::Send(OTHER, _) => {}
+                    // Whose member it is says the shell, from the chain: nothing of another home's runs.
+                    Effect::Kill(channel, member) => {
+                        let busy = shell.running.iter().any(|(id, of)| id.channel == channel && *of == member);
+                        assert!(!busy, "seed {seed}");
+                    }
+                    other => panic!("seed {seed}: {other:?}"),
+                }
+            }
+            let mut twin = rng.clone();
+            let mut shadow = Shell {
+                asking: shell.asking.clone(),
+                accepted: shell.accepted.clone(),
+                running: shell.running.clone(),
+                started: shell.started.clone(),
+            };
+            let effects = rig.feed(shell.next(&mut rng));
+            assert_eq!(alone.feed(shadow.next(&mut twin)), effects, "seed {seed}, step {step}");
+            assert_eq!((alone.resident.mark(), &alone.journal), (rig.resident.mark(), &rig.journal));
+            shell.act(&effects);
+        }
+    }
 }

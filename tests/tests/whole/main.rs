@@ -14,6 +14,7 @@ mod one_box;
 mod org_chain;
 mod real;
 mod remote_turn;
+mod restored;
 mod surfaces;
 mod torture;
 mod turns;

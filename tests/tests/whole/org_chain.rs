@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use tieline_tests::mesh::{Mesh, pair};
+use tieline_tests::mesh::{Mesh, Plan, pair};
 use tieline_tests::process::Process;
 use tieline_tests::view::Channel;
 use tieline_tests::{Node, Setup, until};
@@ -184,6 +184,32 @@ fn a_full_disk_takes_no_channel_and_no_device() {
     home.crash();
     assert_eq!(names(&home, "channel"), [before, vec!["two".to_owned()]].concat());
     assert_eq!(names(&home, "device").len(), 2);
+}
+
+#[test]
+fn a_copy_that_could_not_be_written_is_fetched_when_there_is_space() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let tmpfs = Tmpfs::mount(&dir.path().join("small"), "8m");
+    let mut plan = Plan::default();
+    plan.resident = Setup::new(&tmpfs.0);
+    let mut mesh = plan.start();
+    mesh.resident.restart();
+    mesh.resident.wait_link();
+    let ballast = tmpfs.0.join("ballast");
+    fill(&ballast);
+    // More than fits into the chain's last page there.
+    let made: Vec<_> = (0..8).map(|n| format!("c{n}")).collect();
+    made.iter().for_each(|name| create(&mesh.home, name));
+    let all = [made, vec!["lobby".to_owned()]].concat();
+    until("the resident to know them", || (names(&mesh.resident, "channel") == all).then_some(()));
+    let kept = || fs::read(chain(&mesh.resident.data())).expect("readable").windows(4).any(|at| at == b"\"c7\"");
+    assert!(!kept(), "the disk was full");
+
+    fs::remove_file(&ballast).expect("the ballast can go");
+    until("the rest to be kept", || kept().then_some(()));
+    mesh.home.stop();
+    mesh.resident.crash();
+    assert_eq!(names(&mesh.resident, "channel"), all);
 }
 
 /// Fills a file system to its last block.

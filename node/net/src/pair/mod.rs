@@ -1,7 +1,7 @@
 //! Enrolling devices: the shell around the machines of [`tieline_proto::pairing`].
 //!
 //! At the host a *desk*, one task, runs [`Host`](tieline_proto::pairing::Host) over the pairing streams that peers open.
-//! At the device [`join`] runs [`Device`](tieline_proto::pairing::Device) over a swarm of its own, which needs no running
+//! At the device [`join()`] runs [`Device`](tieline_proto::pairing::Device) over a swarm of its own, which needs no running
 //! node and listens nowhere.
 
 mod desk;

@@ -3,12 +3,13 @@
 //! A key is a tag, the first 16 bytes of the log's name (an index may afford a chance of 2⁻⁶⁴: every hit is checked
 //! against the log), and what is looked up. Integers are big-endian.
 
+use serde::{Deserialize, Serialize};
 use tieline_proto::entry::{Auth, Body, NewEntry};
 use tieline_proto::id::{Attempt, ChannelId, ClientId, DeviceId, Hash, MemberId, MessageId, Seq};
 use tieline_proto::log::LogId;
 
 use super::Placed;
-use crate::open::Checkpoint;
+use crate::open::{Checkpoint, Resume};
 
 /// An author's own id for a request, as a key: equal ids of different authors differ.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -121,13 +122,26 @@ pub(super) fn snapshot_key(log: LogId) -> Vec<u8> {
     key(b's', log.sealed_as(), &[])
 }
 
+pub(super) fn checked_key(log: LogId) -> Vec<u8> {
+    key(b'v', log.sealed_as(), &[])
+}
+
 pub(super) fn reach(log: LogId, at: &Checkpoint) -> (Vec<u8>, Vec<u8>) {
     (reach_key(log), serde_json::to_vec(at).unwrap_or_default())
 }
 
-/// The value is the checkpoint's JSON, an LF and the fold.
-pub(super) fn snapshot(log: LogId, at: &Checkpoint, fold: &[u8]) -> (Vec<u8>, Vec<u8>) {
-    let head = serde_json::to_vec(at).unwrap_or_default();
+/// What stands before a fold.
+#[derive(Deserialize, Serialize)]
+struct SnapshotHead {
+    from: Resume,
+    /// Hash of the fold: the index may have kept it wrong.
+    fold: Hash,
+}
+
+/// The value is the head's JSON, an LF and the fold.
+pub(super) fn snapshot(log: LogId, from: &Resume, fold: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    let head = SnapshotHead { from: from.clone(), fold: Hash::of(fold) };
+    let head = serde_json::to_vec(&head).unwrap_or_default();
     (snapshot_key(log), [head.as_slice(), b"\n", fold].concat())
 }
 
@@ -135,10 +149,11 @@ pub(super) fn read_reach(value: &[u8]) -> Option<Checkpoint> {
     serde_json::from_slice(value).ok()
 }
 
-pub(super) fn read_snapshot(value: &[u8]) -> Option<(Checkpoint, Vec<u8>)> {
+pub(super) fn read_snapshot(value: &[u8]) -> Option<(Resume, Vec<u8>)> {
     let end = value.iter().position(|byte| *byte == b'\n')?;
     let (head, fold) = value.split_at(end);
-    Some((serde_json::from_slice(head).ok()?, fold.get(1..)?.to_vec()))
+    let (head, fold): (SnapshotHead, _) = (serde_json::from_slice(head).ok()?, fold.get(1..)?);
+    (Hash::of(fold) == head.fold).then(|| (head.from, fold.to_vec()))
 }
 
 pub(super) fn read_seq(value: &[u8]) -> Option<Seq> {

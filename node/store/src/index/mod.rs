@@ -9,15 +9,15 @@ mod sled_file;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tieline_proto::id::{ChannelId, MessageId, Seq};
 use tieline_proto::log::LogId;
 
-use super::open::Checkpoint;
+use super::open::{Checkpoint, Resume};
 pub(super) use keys::new_items;
 pub use keys::{ClientKey, Item, items};
 use sled_file::SledFile;
@@ -25,8 +25,12 @@ use sled_file::SledFile;
 /// Batches of the log that wait to be indexed. The writer then waits, after it has acknowledged.
 const BATCHES_WAITING_MAX: usize = 256;
 
-/// Log batches written to the index at once.
-const BATCHES_AT_ONCE_MAX: usize = 64;
+/// Changes written to the index at once, about. Each write costs sled a round through its threads and the disk, which the
+/// log's syncs would have to share.
+const CHANGES_AT_ONCE: usize = 2048;
+
+/// How long changes wait to be written together: the look-ups find them in memory.
+const GATHER: Duration = Duration::from_millis(250);
 
 /// The index is flushed when nothing came for this long.
 const IDLE: Duration = Duration::from_secs(1);
@@ -121,14 +125,25 @@ impl Index {
     }
 
     /// Keeps a snapshot of a log's fold, taken at a sealed place. One is kept for each log.
-    pub fn put_snapshot(&self, log: LogId, at: &Checkpoint, fold: &[u8]) {
-        self.put(vec![keys::snapshot(log, at, fold)]);
+    pub fn put_snapshot(&self, log: LogId, from: &Resume, fold: &[u8]) {
+        self.put(vec![keys::snapshot(log, from, fold)]);
     }
 
     /// The snapshot that was last kept.
     #[must_use]
-    pub fn snapshot(&self, log: LogId) -> Option<(Checkpoint, Vec<u8>)> {
+    pub fn snapshot(&self, log: LogId) -> Option<(Resume, Vec<u8>)> {
         keys::read_snapshot(&self.get(&keys::snapshot_key(log))?)
+    }
+
+    /// Notes when all of a log was last read and found good, in Unix milliseconds.
+    pub fn put_checked(&self, log: LogId, at: u64) {
+        self.put(vec![(keys::checked_key(log), at.to_be_bytes().to_vec())]);
+    }
+
+    /// When all of a log was last read and found good, in Unix milliseconds.
+    #[must_use]
+    pub fn checked(&self, log: LogId) -> Option<u64> {
+        self.get(&keys::checked_key(log))?.try_into().ok().map(u64::from_be_bytes)
     }
 
     /// How far the index of a log reaches: entries behind it have to be added when the log is opened.
@@ -190,19 +205,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn write_behind(file: &SledFile, overlay: &Mutex<Overlay>, queue: &Receiver<Changes>) {
     let mut dirty = false;
     loop {
-        let first = match queue.recv_timeout(IDLE) {
+        let mut changes = match queue.recv_timeout(IDLE) {
             Ok(changes) => changes,
-            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
+            Err(RecvTimeoutError::Timeout) => {
                 if std::mem::take(&mut dirty) {
                     file.flush();
                 }
                 continue;
             }
-            Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Disconnected) => break,
         };
-        let mut changes = first;
-        for more in queue.try_iter().take(BATCHES_AT_ONCE_MAX) {
-            changes.extend(more);
+        let until = Instant::now() + GATHER;
+        while changes.len() < CHANGES_AT_ONCE {
+            match queue.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(more) => changes.extend(more),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
+            }
         }
         if let Err(why) = file.apply(&changes) {
             // What is in memory stays right; the file is behind and catches up from the logs at the next start.

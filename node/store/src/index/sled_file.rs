@@ -3,6 +3,7 @@
 //! sled 0.34 has lost and refused stores after abrupt stops, and it can panic on damaged ones. So everything here is
 //! checked, caught, and at worst thrown away.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -68,9 +69,11 @@ impl SledFile {
     }
 
     pub(super) fn apply(&self, changes: &[(Vec<u8>, Vec<u8>)]) -> Result<(), String> {
+        // Sorted, so that neighbours meet one page one after the other; the last value of a key counts.
+        let last: BTreeMap<_, _> = changes.iter().map(|(key, value)| (key.as_slice(), value.as_slice())).collect();
         let mut batch = sled::Batch::default();
-        for (key, value) in changes {
-            batch.insert(key.as_slice(), value.as_slice());
+        for (key, value) in last {
+            batch.insert(key, value);
         }
         guarded(|| self.0.apply_batch(batch))
     }

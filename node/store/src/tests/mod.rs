@@ -3,6 +3,7 @@
 mod crash;
 mod failures;
 mod logs;
+mod snapshots;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use ed25519_dalek::SigningKey;
+use tieline_proto::id::Seq;
 use tieline_proto::log::LogId;
 
 use super::drain::{Step, next_step};
@@ -363,6 +364,13 @@ impl Core {
         self.index.add(log, &found.0, &found.1);
     }
 
+    fn keep_snapshot(&self, log: LogId, seq: Seq, fold: &[u8]) {
+        // Every drain ends in a seal, and this stands between drains.
+        if let Some(at) = self.logs.get(&log).and_then(Log::resume).filter(|resume| resume.at.head.seq == seq) {
+            self.index.put_snapshot(log, &at, fold);
+        }
+    }
+
     fn other(&mut self, command: Command, report: &mut dyn FnMut(Report)) {
         match command {
             Command::Commit(commit) => self.drain(vec![commit], report),
@@ -371,6 +379,13 @@ impl Core {
                 Ok(answer) => report(answer),
                 Err(reason) => report(Report::StillStopped { target, reason }),
             },
+            Command::Snapshot { log, seq, fold } => self.keep_snapshot(log, seq, &fold),
+            Command::Break(log, bad) => {
+                if let Some(held) = self.logs.get_mut(&log) {
+                    held.break_off(bad.clone());
+                    self.views.break_off(log, bad);
+                }
+            }
             Command::CloseJournal(id) => {
                 if self.lazy.remove(&id) {
                     for job in self.journals.sync_job(id, |len| len).into_iter().collect::<Vec<_>>() {

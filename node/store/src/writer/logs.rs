@@ -14,7 +14,7 @@ use crate::commit::Reason;
 use crate::disk::{Disk, Open, ensure_dir, sync_dir};
 use crate::index::{Item, items, new_items};
 use crate::layout::Layout;
-use crate::open::{Keep, OpenedLog, TEMP};
+use crate::open::{Checkpoint, Keep, OpenedLog, Resume, TEMP};
 use crate::segment::Segment;
 use crate::sync::SyncFile;
 
@@ -25,6 +25,10 @@ pub(super) struct Log {
     source: Source,
     /// `None` until the first batch.
     segment: Option<Segment>,
+    /// The segments before it: first entry and length.
+    closed: Vec<(Seq, u64)>,
+    /// Of the segment's bytes that were synced.
+    hasher: blake3::Hasher,
     /// The log's folder, while the segment's name is not known to be on disk.
     folder: Option<Arc<SyncFile>>,
     /// The open batch.
@@ -77,7 +81,8 @@ impl Log {
     /// A log that does not exist yet.
     pub fn new(log: LogId) -> Self {
         let source = Source::Home(Box::new(LogBuilder::new(log, Head::default())));
-        Self { log, source, segment: None, folder: None, batch: Batch::default(), stopped: None }
+        let (closed, hasher) = (Vec::new(), blake3::Hasher::new());
+        Self { log, source, segment: None, closed, hasher, folder: None, batch: Batch::default(), stopped: None }
     }
 
     /// A log that was opened.
@@ -92,7 +97,10 @@ impl Log {
             (None, Keep::Home) => Source::Home(Box::new(LogBuilder::new(log, opened.head))),
             (None, Keep::Copy) => Source::Copy(Box::new(Verifier::resume(log, opened.homes.clone(), opened.head))),
         };
-        Ok(Self { log, source, segment, folder: None, batch: Batch::default(), stopped: None })
+        let mut closed = opened.segments.clone();
+        closed.truncate(closed.len().saturating_sub(1));
+        let (batch, hasher) = (Batch::default(), opened.hasher.clone());
+        Ok(Self { log, source, segment, closed, hasher, folder: None, batch, stopped: None })
     }
 
     /// Where it stands, synced.
@@ -112,6 +120,13 @@ impl Log {
     /// First entry of the segment that is written, and where its sealed lines end.
     pub fn place(&self) -> Option<(Seq, u64)> {
         self.segment.as_ref().map(|segment| (segment.first(), segment.end()))
+    }
+
+    /// From where it can be opened without reading what was written; `None` while it is empty or takes no writes.
+    pub fn resume(&self) -> Option<Resume> {
+        let (segment, at) = self.place().filter(|(_, at)| *at > 0 && self.check().is_ok())?;
+        let at = Checkpoint { head: self.head(), segment, at };
+        Some(Resume { at, bytes: Hash(*self.hasher.finalize().as_bytes()), closed: self.closed.clone() })
     }
 
     fn check(&self) -> Result<(), Reason> {
@@ -229,10 +244,13 @@ impl Log {
                     // Padding is only waste: a segment that keeps it is as good.
                     let _ = segment.close();
                 }
+                let before = full.as_ref().map(|segment| (segment.first(), segment.end()));
                 let (folder, path) = (layout.log(self.log), layout.segment(self.log, self.batch.first));
                 ensure_dir(disk, &folder).map_err(write)?;
                 let segment = Segment::create(disk, &path, self.batch.first).map_err(write)?;
                 self.folder = Some(Arc::new(SyncFile::new(disk.open_dir(&folder).map_err(write)?)));
+                self.closed.extend(before);
+                self.hasher.reset();
                 full.insert(segment)
             }
         };
@@ -248,6 +266,7 @@ impl Log {
                 self.folder = None;
                 if let Some(segment) = &mut self.segment {
                     segment.synced(batch.bytes.len());
+                    self.hasher.update(&batch.bytes);
                 }
                 Some(batch)
             }
@@ -263,6 +282,13 @@ impl Log {
         if self.stopped.is_none() && !matches!(self.source, Source::Broken(..)) {
             self.stopped = Some(Stopped { reason: reason.clone(), dirty: false, unknown: None });
         }
+    }
+
+    /// Takes no writes for good: it was found damaged.
+    pub fn break_off(&mut self, bad: Bad) {
+        let head = self.head();
+        (self.batch, self.stopped) = (Batch::default(), None);
+        self.source = Source::Broken(bad, head);
     }
 
     /// Takes writes again. A batch that may or may not be on disk is written once more, to a segment of its own; it is
@@ -309,9 +335,12 @@ impl Log {
             let old = disk.open(&layout.segment(self.log, first), Open::Write).map_err(write)?;
             old.set_len(end).map_err(write)?;
             old.sync().map_err(sync)?;
+            self.closed.push((first, end));
         }
         let len = batch.bytes.len() as u64;
         self.segment = Some(Segment::open(disk, &path, batch.first, len).map_err(write)?);
+        self.hasher.reset();
+        self.hasher.update(&batch.bytes);
         self.folder = None;
         Ok(())
     }

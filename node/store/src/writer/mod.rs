@@ -19,6 +19,9 @@ mod thread;
 pub use core::Core;
 pub use thread::{Full, Writer};
 
+use tieline_proto::id::Seq;
+use tieline_proto::log::{Bad, LogId};
+
 use super::commit::{Commit, JournalId, Target};
 use super::open::OpenedLog;
 
@@ -43,6 +46,17 @@ pub enum Command {
     Add(Box<OpenedLog>),
     /// Take writes again after a failure.
     Reopen(Target),
+    /// Keep a snapshot of a log's fold in the index, with the place of the seal that it stands behind.
+    Snapshot {
+        /// Which log.
+        log: LogId,
+        /// The last entry that was folded. The snapshot is dropped when the log does not stand there: an entry failed.
+        seq: Seq,
+        /// The fold.
+        fold: Vec<u8>,
+    },
+    /// Take no more commits for a log: what is on disk of it was found damaged.
+    Break(LogId, Bad),
     /// Close a journal that gets no more lines.
     CloseJournal(JournalId),
     /// Remove a journal that nobody needs any more.

@@ -54,7 +54,7 @@ pub enum Input {
     },
     /// Entries are durable and indexed up to this one.
     Durable(Seq),
-    /// The deadline of [`Home::poll_timeout`] passed.
+    /// The deadline of [`Home::poll_timeout`](super::Home::poll_timeout) passed.
     Timeout,
 }
 

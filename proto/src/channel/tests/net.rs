@@ -58,8 +58,10 @@ impl World {
         }
         let link = std::mem::take(&mut self.links[b]);
         if self.mood.late {
-            // Some of it comes after all.
-            self.boxes[b].late_here.extend(link.to_resident);
+            // Some of it comes after all, but no delivery: links die whole, and what a home has given up meanwhile it
+            // gave up on that ground.
+            let here = link.to_resident.into_iter();
+            self.boxes[b].late_here.extend(here.filter(|(message, _)| !matches!(message, Message::Deliver { .. })));
             self.boxes[b].late_there.extend(link.to_home.into_iter().chain(link.lanes.into_values().flatten()));
         }
         for pump in self.boxes[b].pumps.values_mut() {

@@ -171,6 +171,13 @@ impl World {
                 if faults.journals && self.chance(15) {
                     self.lose_journal(b);
                 }
+                if faults.journals
+                    && self.chance(15)
+                    && let Some((id, _)) = self.boxes[b].runs.pop_last()
+                {
+                    self.see("a run's journal is lost");
+                    self.note(format!("{b}: lost the journal of run {}", id.run));
+                }
                 self.restart_resident(b);
             }
             160..=189 => self.connect(b),
@@ -437,7 +444,7 @@ pub fn live(seed: u64) -> World {
 const SEEDS: u64 = 300;
 
 /// What must have happened in some of them: a check of states that never come checks nothing.
-const SOMETIMES: [&str; 38] = [
+const SOMETIMES: [&str; 39] = [
     "a box has no place left",
     "a card is answered",
     "a card is raised",
@@ -463,6 +470,7 @@ const SOMETIMES: [&str; 38] = [
     "a round closed with all results",
     "a round waits out its time",
     "a run started twice, as a person said",
+    "a run's journal is lost",
     "a saved post is posted again",
     "a stop while it runs",
     "a stop while nobody has accepted",

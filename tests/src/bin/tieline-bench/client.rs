@@ -97,12 +97,48 @@ impl Client {
 
     /// Posts a text and waits until it is saved; gives how long that took.
     ///
+    /// The client shares its processors with what it measures, so it takes the answer apart no further than to its
+    /// message number. `text` needs no escaping.
+    ///
     /// # Errors
     /// When it is refused.
     pub async fn post(&mut self, channel: &str, text: &str) -> Result<Duration, Failure> {
         let began = Instant::now();
-        self.call(json!({"op": "post", "channel": channel, "text": text})).await?;
-        Ok(began.elapsed())
+        self.calls += 1;
+        let call = self.calls;
+        let request = format!(r#"{{"id":{call},"op":"post","channel":"{channel}","text":"{text}"}}"#);
+        self.socket.send(Message::text(request)).await?;
+        let ours = format!(r#"{{"id":{call},"#);
+        loop {
+            let text = self.text().await?;
+            if let Some(answer) = text.lines().find_map(|line| line.strip_prefix(&ours)) {
+                let saved = answer.starts_with(r#""ok":"#) && answer.contains(r#""message":"#);
+                return if saved { Ok(began.elapsed()) } else { Err(format!("refused: {answer}").into()) };
+            }
+        }
+    }
+
+    /// Posts a text `count` times with several calls in flight.
+    ///
+    /// # Errors
+    /// When one is refused.
+    pub async fn post_many(&mut self, channel: &str, text: &str, count: u64, in_flight: u64) -> Result<(), Failure> {
+        let (mut sent, mut saved) = (0, 0);
+        while saved < count {
+            while sent < count && sent - saved < in_flight {
+                sent += 1;
+                let request = format!(r#"{{"id":{sent},"op":"post","channel":"{channel}","text":"{text}"}}"#);
+                self.socket.feed(Message::text(request)).await?;
+            }
+            self.socket.flush().await?;
+            for line in self.text().await?.lines() {
+                if line.contains(r#""error":"#) {
+                    return Err(format!("refused: {line}").into());
+                }
+                saved += u64::from(line.contains(r#""ok":"#));
+            }
+        }
+        Ok(())
     }
 
     /// Follows a channel from its end on, events included, and waits for the live marker.

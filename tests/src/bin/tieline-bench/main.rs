@@ -5,11 +5,13 @@
 //! tieline-bench [W1] [W2] [W3] [W5]     all when none is named
 //! ```
 //!
-//! Prints a table and writes `target/bench.json`.
+//! Prints a table and writes `target/bench.json`. Exit codes: 0 all aims are met, 1 one is not, 2 usage, 3 it could not
+//! be measured.
 
 mod client;
 mod disk;
 mod hop;
+mod load;
 mod redis;
 mod report;
 mod w1;
@@ -53,11 +55,11 @@ fn main() -> ExitCode {
     match measured {
         Ok(report) => {
             print!("{report}");
-            ExitCode::SUCCESS
+            if report.is_met() { ExitCode::SUCCESS } else { ExitCode::from(1) }
         }
         Err(error) => {
             eprintln!("the bench failed: {error}");
-            ExitCode::FAILURE
+            ExitCode::from(3)
         }
     }
 }

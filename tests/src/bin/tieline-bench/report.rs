@@ -10,32 +10,123 @@ use serde_json::{Value, json};
 #[derive(Debug, Default)]
 pub struct Report(Vec<Row>);
 
+/// One measurement: a value for each round, and what it is judged by.
 #[derive(Debug)]
-struct Row {
+pub struct Row {
     workload: &'static str,
     metric: String,
-    value: f64,
     unit: &'static str,
-    reference: Option<(String, f64)>,
+    rounds: Vec<f64>,
+    reference: Option<Reference>,
+    aim: Option<Aim>,
+}
+
+/// What was measured beside it in the same rounds, in turns.
+#[derive(Debug)]
+struct Reference {
+    name: String,
+    rounds: Vec<f64>,
+}
+
+/// What the measurement is to reach.
+#[derive(Clone, Copy, Debug)]
+enum Aim {
+    ValueAtMost(f64),
+    ValueAtLeast(f64),
+    RatioAtMost(f64),
+    RatioAtLeast(f64),
+}
+
+impl Row {
+    /// A measurement with its value in each round.
+    pub fn new(workload: &'static str, metric: impl Into<String>, unit: &'static str, rounds: Vec<f64>) -> Self {
+        Self { workload, metric: metric.into(), unit, rounds, reference: None, aim: None }
+    }
+
+    /// Puts it beside what the same rounds gave for something else.
+    pub fn beside(mut self, name: impl Into<String>, rounds: Vec<f64>) -> Self {
+        self.reference = Some(Reference { name: name.into(), rounds });
+        self
+    }
+
+    /// It is to be at most this.
+    pub const fn at_most(mut self, aim: f64) -> Self {
+        self.aim = Some(Aim::ValueAtMost(aim));
+        self
+    }
+
+    /// It is to be at least this.
+    pub const fn at_least(mut self, aim: f64) -> Self {
+        self.aim = Some(Aim::ValueAtLeast(aim));
+        self
+    }
+
+    /// Its ratio to the reference is to be at most this.
+    pub const fn ratio_at_most(mut self, aim: f64) -> Self {
+        self.aim = Some(Aim::RatioAtMost(aim));
+        self
+    }
+
+    /// Its ratio to the reference is to be at least this.
+    pub const fn ratio_at_least(mut self, aim: f64) -> Self {
+        self.aim = Some(Aim::RatioAtLeast(aim));
+        self
+    }
+
+    fn value(&self) -> f64 {
+        median(self.rounds.clone())
+    }
+
+    /// The median of the rounds' own ratios: what disturbs a whole round disturbs both sides of it.
+    fn ratio(&self) -> Option<f64> {
+        let reference = self.reference.as_ref()?;
+        Some(median(self.rounds.iter().zip(&reference.rounds).map(|(value, other)| value / other).collect()))
+    }
+
+    /// Whether it is what it is to be; `None` when nothing is asked of it.
+    fn met(&self) -> Option<bool> {
+        Some(match self.aim? {
+            Aim::ValueAtMost(aim) => self.value() <= aim,
+            Aim::ValueAtLeast(aim) => self.value() >= aim,
+            Aim::RatioAtMost(aim) => self.ratio()? <= aim,
+            Aim::RatioAtLeast(aim) => self.ratio()? >= aim,
+        })
+    }
+
+    fn aim(&self) -> Option<String> {
+        Some(match self.aim? {
+            Aim::ValueAtMost(aim) => format!("≤ {aim} {}", self.unit),
+            Aim::ValueAtLeast(aim) => format!("≥ {aim} {}", self.unit),
+            Aim::RatioAtMost(aim) => format!("ratio ≤ {aim}"),
+            Aim::RatioAtLeast(aim) => format!("ratio ≥ {aim}"),
+        })
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "workload": self.workload,
+            "metric": self.metric,
+            "value": self.value(),
+            "unit": self.unit,
+            "reference": self.reference.as_ref().map(|reference| &reference.name),
+            "reference_value": self.reference.as_ref().map(|reference| median(reference.rounds.clone())),
+            "ratio": self.ratio(),
+            "rounds": self.rounds,
+            "aim": self.aim(),
+            "met": self.met(),
+        })
+    }
 }
 
 impl Report {
-    /// Adds a measurement beside its reference.
-    pub fn beside(
-        &mut self,
-        workload: &'static str,
-        metric: impl Into<String>,
-        (value, unit): (f64, &'static str),
-        reference: impl Into<String>,
-        reference_value: f64,
-    ) {
-        let reference = Some((reference.into(), reference_value));
-        self.0.push(Row { workload, metric: metric.into(), value, unit, reference });
+    /// Adds a row.
+    pub fn add(&mut self, row: Row) {
+        self.0.push(row);
     }
 
-    /// Adds a measurement alone.
-    pub fn alone(&mut self, workload: &'static str, metric: impl Into<String>, value: f64, unit: &'static str) {
-        self.0.push(Row { workload, metric: metric.into(), value, unit, reference: None });
+    /// Whether everything is what it is to be.
+    pub fn is_met(&self) -> bool {
+        self.0.iter().all(|row| row.met() != Some(false))
     }
 
     /// Writes the rows as JSON.
@@ -51,42 +142,22 @@ impl Report {
     }
 }
 
-impl Row {
-    fn ratio(&self) -> Option<f64> {
-        self.reference.as_ref().map(|(_, value)| self.value / value)
-    }
-
-    fn json(&self) -> Value {
-        let (reference, reference_value) = self.reference.clone().unzip();
-        json!({
-            "workload": self.workload,
-            "metric": self.metric,
-            "value": self.value,
-            "unit": self.unit,
-            "reference": reference,
-            "reference_value": reference_value,
-            "ratio": self.ratio(),
-        })
-    }
-}
-
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "| workload | metric | value | unit | reference | its value | ratio |")?;
-        writeln!(f, "|---|---|---:|---|---|---:|---:|")?;
+        writeln!(f, "| workload | metric | value | unit | reference | its value | ratio | aim | |")?;
+        writeln!(f, "|---|---|---:|---|---|---:|---:|---|---|")?;
         for row in &self.0 {
             let (reference, reference_value) = match &row.reference {
-                Some((name, value)) => (name.as_str(), number(*value)),
+                Some(reference) => (reference.name.as_str(), number(median(reference.rounds.clone()))),
                 None => ("", String::new()),
             };
             let ratio = row.ratio().map_or_else(String::new, |ratio| format!("{ratio:.2}"));
+            let (value, aim) = (number(row.value()), row.aim().unwrap_or_default());
+            let met = row.met().map_or("", |met| if met { "met" } else { "**not met**" });
+            let Row { workload, metric, unit, .. } = row;
             writeln!(
                 f,
-                "| {} | {} | {} | {} | {reference} | {reference_value} | {ratio} |",
-                row.workload,
-                row.metric,
-                number(row.value),
-                row.unit
+                "| {workload} | {metric} | {value} | {unit} | {reference} | {reference_value} | {ratio} | {aim} | {met} |"
             )?;
         }
         Ok(())
