@@ -127,7 +127,11 @@ impl Consent {
             *folder = resolve(folder).map_err(|error| ConsentError::Folder { path: folder.clone(), error })?;
         }
         let mut grants = read(data)?;
-        grants.retain(|known| known.home != grant.home);
+        for before in grants.extract_if(.., |known| known.home == grant.home) {
+            let folders =
+                before.folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ");
+            tracing::warn!(folders, "what this home was allowed before is replaced");
+        }
         grants.push(grant);
         write(data, &grants)
     }

@@ -226,6 +226,7 @@ impl Client {
                     let code = match u16::from(frame.code) {
                         close::TOO_LONG => Code::Limit,
                         close::NO_ACCESS => Code::Refused,
+                        close::QUIET | close::SLOW => Code::Timeout,
                         _ => Code::NotRunning,
                     };
                     return Err(ApiError::new(code, frame.reason.as_str()).hint("tieline status"));

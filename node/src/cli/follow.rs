@@ -14,6 +14,9 @@ use super::client::{Client, Dial, Said};
 /// How long a node, or the channel's home, may be away. A restart takes seconds; after a minute a person should know.
 const AWAY_MAX: Duration = Duration::from_secs(60);
 
+/// The same for a look, once something has come.
+const AWAY_ONCE_MAX: Duration = Duration::from_secs(5);
+
 /// Pauses between tries to reach it: the first, and what they grow to.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
@@ -46,6 +49,8 @@ pub struct Follow {
     lost: Option<(Instant, Duration)>,
     /// Whether all that was there when it began has come.
     is_whole: bool,
+    /// Whether anything has come.
+    has_begun: bool,
 }
 
 /// A frame, as it came, and the little that everybody needs of it.
@@ -123,6 +128,7 @@ impl Follow {
             gap: None,
             lost: None,
             is_whole: false,
+            has_begun: false,
         })
     }
 
@@ -186,6 +192,7 @@ impl Follow {
                 }
                 _ => {}
             }
+            self.has_begun = true;
             if self.lost.take().is_some() {
                 note("it goes on");
             }
@@ -196,6 +203,12 @@ impl Follow {
     /// Subscribes again behind what is known, unless that makes no sense or was tried for too long.
     async fn take_up(&mut self, mut error: ApiError, note: &impl Fn(&str)) -> Result<(), ApiError> {
         loop {
+            let away_max = match (self.what.once, self.has_begun) {
+                // A look does not wait for a node; half of one goes on where it was.
+                (true, false) => return Err(error),
+                (true, true) => AWAY_ONCE_MAX,
+                (false, _) => AWAY_MAX,
+            };
             if !may_pass(&error) {
                 return Err(error);
             }
@@ -207,7 +220,7 @@ impl Follow {
                 }
             };
             self.lost = Some((since, pause));
-            if since.elapsed() >= AWAY_MAX {
+            if since.elapsed() >= away_max {
                 return Err(error);
             }
             tokio::time::sleep(pause).await;

@@ -18,6 +18,7 @@ use crate::node::offline;
 
 use super::client::{Client, Said, read};
 use super::member::PolicyArg;
+use super::out::Out;
 use super::table::{columns, span};
 use super::{Context, Done, Exit};
 
@@ -25,6 +26,9 @@ mod qr;
 
 /// Longest link, in bytes.
 const LINK_LEN_MAX: usize = 4096;
+
+/// Digits that a device shows.
+const DIGITS: usize = 6;
 
 /// Enrol another device.
 #[derive(Args, Debug)]
@@ -85,13 +89,29 @@ pub async fn pair(context: &Context, args: Pair) -> Done {
     let (call, _) = client.open(Request::PairOffer { role, channels: args.channel }).await?;
     let (typed, mut lines) = mpsc::channel(1);
     let mut typed = Some(typed);
+    let mut has_sent = false;
     loop {
         let step = tokio::select! {
-            step = next_step(&mut client, call) => step?,
-            Some(digits) = lines.recv() => {
-                client.send(Request::PairConfirm { digits }).await?;
-                continue;
-            }
+            // The device may go away before its digits are typed here; that is how the offer ends, and no mistake of ours.
+            step = next_step(&mut client, call) => match step {
+                Err(error) if error.code == Code::Invalid && typed.is_none() => {
+                    Some(PairStep::Refused { reason: error.message })
+                }
+                step => step?,
+            },
+            digits = lines.recv(), if !has_sent || !lines.is_closed() => match digits {
+                Some(digits) => {
+                    client.send(Request::PairConfirm { digits }).await?;
+                    has_sent = true;
+                    continue;
+                }
+                None if has_sent => continue,
+                // Nobody can type them any more.
+                None => {
+                    let _ = client.call(Request::PairCancel {}).await;
+                    Some(PairStep::Refused { reason: "no_digits".to_owned() })
+                }
+            },
             _ = tokio::signal::ctrl_c() => {
                 let _ = client.call(Request::PairCancel {}).await;
                 return Err(ApiError::new(Code::Refused, "the offer was taken back").hint("start again with tieline pair"));
@@ -103,7 +123,7 @@ pub async fn pair(context: &Context, args: Pair) -> Done {
         if matches!(step, Some(PairStep::Claim { .. }))
             && let Some(typed) = typed.take()
         {
-            read_digits(typed);
+            read_digits(typed, context.out);
         }
     }
 }
@@ -227,13 +247,20 @@ pub fn report(context: &Context, step: Option<&PairStep>) -> Result<Option<Done>
 }
 
 /// Reads a line of stdin on a thread of its own: it may never come.
-fn read_digits(typed: mpsc::Sender<String>) {
+fn read_digits(typed: mpsc::Sender<String>, out: Out) {
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines() {
             let Ok(line) = line else { return };
             let digits: String = line.chars().filter(char::is_ascii_digit).collect();
-            if !digits.is_empty() && typed.blocking_send(digits).is_err() {
-                return;
+            match digits.len() {
+                0 => {}
+                DIGITS => {
+                    if typed.blocking_send(digits).is_err() {
+                        return;
+                    }
+                }
+                // A slip costs no try.
+                _ => out.prompt("the digits are six; once more: "),
             }
         }
     });

@@ -193,6 +193,12 @@ impl Registry {
         Adapter::built_in(name.as_str()).is_some() || self.own.contains_key(name)
     }
 
+    /// Whether a harness's program lives on between the turns of its member.
+    #[must_use]
+    pub fn keeps_running(&self, name: &Handle) -> bool {
+        matches!(Adapter::built_in(name.as_str()), Some(Adapter::ClaudeCode | Adapter::Codex))
+    }
+
     /// Finds the program of a harness in the `PATH` of `env`.
     ///
     /// # Errors

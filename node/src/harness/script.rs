@@ -11,6 +11,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(3600);
 /// Marks a directive.
 const MARK: &str = "script:";
 
+/// Stands before a directive that is only talked about.
+const QUOTE: char = '“';
+
 /// One thing to do.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum Step {
@@ -52,9 +55,13 @@ pub(super) enum Step {
 pub(super) fn parse(prompt: &str) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut rest = prompt;
-    while let Some((_, after)) = rest.split_once(MARK)
+    while let Some((before, after)) = rest.split_once(MARK)
         && steps.len() < STEPS_MAX
     {
+        if before.ends_with(QUOTE) {
+            rest = after;
+            continue;
+        }
         let name_len = after.find(|c: char| !c.is_ascii_lowercase()).unwrap_or(after.len());
         let (name, tail) = after.split_at(name_len);
         let (argument, tail) = argument(tail);
@@ -141,6 +148,7 @@ mod tests {
     fn what_is_no_directive_is_text() {
         assert_eq!(parse("script:unknown(1) script:words(x) script:words( script: nothing"), []);
         assert_eq!(parse("script:hang script:turn"), [Step::Hang, Step::Turn]);
+        assert_eq!(parse("write “script:hang” or script:turn"), [Step::Turn]);
     }
 
     proptest! {

@@ -1,6 +1,6 @@
 //! The `scripted` harness: deterministic, in this process, for demonstrations, tests and measurements.
 //!
-//! A prompt without a directive is answered with a friendly text in several events. Directives, anywhere in the prompt
+//! A directive that is quoted like “this one” is only talked about. A prompt without a directive is answered with a friendly text in several events. Directives, anywhere in the prompt
 //! and run in their order, make it do more:
 //!
 //! | directive | effect |
@@ -105,8 +105,9 @@ fn friendly(prompt: &str) -> Vec<Step> {
         "I am the scripted member: ".to_owned(),
         "I need no model and no network. ".to_owned(),
         format!("I was given {words} words: “{said}”. "),
-        "Write `script:words(20,100ms)` to watch me stream, ".to_owned(),
-        "or `script:ask(Tea or coffee?|tea|coffee)` to be asked something.".to_owned(),
+        // Quoted so that another scripted member who reads this does not do it.
+        "Write “script:words(20,100ms)” to watch me stream, ".to_owned(),
+        "or “script:ask(Tea or coffee?|tea|coffee)” to be asked something.".to_owned(),
     ];
     pieces.into_iter().flat_map(|piece| [Step::Text(piece), Step::Sleep(FRIENDLY_GAP)]).collect()
 }
@@ -297,5 +298,18 @@ mod tests {
         for other in ["", "hello", "[x", "[x y]\n[x message #1", "[x y]\n[x message #1]\nno end"] {
             assert_eq!(said(other), other);
         }
+    }
+
+    #[test]
+    fn the_friendly_answer_makes_no_other_scripted_member_do_anything() {
+        let answer: String = friendly("hello")
+            .into_iter()
+            .filter_map(|step| match step {
+                Step::Text(text) => Some(text),
+                _ => None,
+            })
+            .collect();
+        assert!(answer.contains("script:words(20,100ms)"), "{answer}");
+        assert_eq!(parse(&answer), [], "{answer}");
     }
 }

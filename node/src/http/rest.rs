@@ -1,7 +1,7 @@
 //! Plain HTTP: what a script or a page reads once, and posts. What goes on is followed over [`super::ws`].
 
 use axum::body::{Body, Bytes};
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -19,7 +19,10 @@ use super::{App, guard, openapi, page, ws};
 use crate::base64url;
 use crate::handle::Caller;
 
+mod ask;
 pub(super) mod history;
+
+use ask::{Path, Query};
 
 /// Seconds a browser session's cookie is kept. The node forgets sessions when it stops; this only bounds the browser's.
 const COOKIE_SECONDS: u32 = 30 * 24 * 3600;

@@ -268,7 +268,11 @@ impl Socket {
         match self.ws.poll_flush_unpin(cx) {
             Poll::Ready(Ok(())) => {
                 self.dirty = false;
-                self.stalled_at = None;
+                // It waited for the client, and the client took something: that is a sign of life, and the only one of a
+                // reader who is slower than we are, for pings would come behind what it has yet to read.
+                if self.stalled_at.take().is_some() {
+                    self.heard_at = Instant::now();
+                }
             }
             Poll::Ready(Err(error)) => return Err(error),
             Poll::Pending => {

@@ -1,5 +1,6 @@
 //! What a data folder can do without a running node: found an org, show it, be enrolled in another one.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use rand_chacha::ChaCha20Rng;
@@ -37,6 +38,9 @@ pub fn org_show(config: &Config) -> Result<view::Org, ApiError> {
     Ok(view::Org { fingerprint: org.fingerprint(), name: org.name().to_owned(), role })
 }
 
+/// There while a box joins.
+const BEGUN: &str = "join-begun";
+
 /// Enrols the device of a data folder that no node holds. `show` is told each step but the last.
 ///
 /// # Errors
@@ -54,9 +58,15 @@ pub async fn join(
     let opened = folder::open_org(&layout, keys.device()).map_err(|error| super::up::explain(&error))?;
     let link = check_link(link, opened.as_ref().map(|opened| &opened.org), keys.device())?;
     let name = name.unwrap_or_else(|| config.name.clone());
+    let begun = config.data.join(BEGUN);
+    crate::keys::write(&begun, b"")
+        .map_err(|error| ApiError::new(Code::Internal, format!("{}: {error}", begun.display())))?;
     let joined = match enrol(config, Arc::clone(&keys), link, name, show).await {
         Ok(joined) => joined,
-        Err(reason) => return Ok(PairStep::Refused { reason }),
+        Err(reason) => {
+            let _left = std::fs::remove_file(begun);
+            return Ok(PairStep::Refused { reason });
+        }
     };
     let step = PairStep::Enrolled {
         device: keys.device(),
@@ -64,7 +74,17 @@ pub async fn join(
         org: joined.org.fingerprint().to_string(),
     };
     adopt(&layout, &keys, &joined, residency.as_ref())?;
+    let _left = std::fs::remove_file(begun);
     Ok(step)
+}
+
+/// Says, once, that a join was killed before its end: the other side may have enrolled this box, which knows nothing of it.
+pub(super) fn tell_broken_join(data: &Path) {
+    if !DataDir::is_held(data) && std::fs::remove_file(data.join(BEGUN)).is_ok() {
+        tracing::warn!(
+            "this box began to join an org and did not finish; join once more, with a new link of tieline pair"
+        );
+    }
 }
 
 /// Reads a pairing link, and says whether a box with this org may follow it.

@@ -299,7 +299,8 @@ impl Node {
         } else {
             payload::resolve_attachments(&prompt, &self.turns.files.folder(id.channel).to_string_lossy())
         };
-        let token = self.agent_tokens.begin(id.channel, member, id.run, &mut self.rng);
+        let keeps = spec.harness.as_ref().is_some_and(|harness| self.turns.host.registry().keeps_running(harness));
+        let token = self.agent_tokens.begin((id.channel, member), id.run, keeps, &mut self.rng);
         let mut env = BTreeMap::new();
         env.insert(
             "TIELINE_SOCKET".to_owned(),

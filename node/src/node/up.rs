@@ -28,6 +28,7 @@ pub async fn up(config: Config) -> Result<(), ApiError> {
         tracing::info!("stopping");
         asked.cancel();
     });
+    super::offline::tell_broken_join(&config.data);
     Box::pin(open::run(config, stop)).await.map_err(|error| explain(&error))
 }
 

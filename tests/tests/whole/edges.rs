@@ -161,8 +161,8 @@ fn relative_folders_and_bare_file_names_work() {
     let work = write_script(dir.path(), "pwd.sh", "#!/bin/sh\ncat >/dev/null\npwd\necho $TIELINE_SOCKET\n");
     let _ = cli(&["harness", "add", "where", "--", &work]).ok();
     let _ = cli(&["channel", "create", "lobby"]).ok();
-    let _ = cli(&["member", "add", "lobby", "w", "--harness", "where"]).ok();
-    let answer = cli(&["post", "lobby", "@w where are you?", "--wait", "--timeout", "60"]).ok().json();
+    let _ = cli(&["member", "add", "lobby", "ww", "--harness", "where"]).ok();
+    let answer = cli(&["post", "lobby", "@ww where are you?", "--wait", "--timeout", "60"]).ok().json();
     let said = answer["turns"][0]["body"].as_str().expect("an answer");
     assert!(said.lines().count() == 2 && said.lines().all(|line| line.starts_with('/')), "{answer}");
     // The hints are for this folder.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::Extension;
 use axum::body::Body;
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
@@ -16,6 +16,7 @@ use utoipa::IntoParams;
 
 use super::super::error::Failure;
 use super::super::{App, openapi};
+use super::ask::{Path, Query};
 use crate::handle::{Caller, FRAMES_WAITING_MAX};
 
 /// Entries on a page when nobody says how many.

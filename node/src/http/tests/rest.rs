@@ -53,8 +53,9 @@ async fn pages_go_both_ways_without_gap_or_overlap() {
     assert_eq!(page("?after=120").await, (Vec::new(), 121, 120));
     assert_eq!(page("?after=0&limit=200").await.0.len(), 120);
     assert_eq!(page("?after=10&before=13").await.0, [11, 12]);
-    for bad in ["?limit=0", "?limit=201", "?limit=x", "?unknown=1"] {
-        assert_eq!(bed.own(&format!("GET /v1/channels/lobby/messages{bad}"), "").await.status, 400, "{bad}");
+    for bad in ["?limit=0", "?limit=201", "?limit=x", "?unknown=1", "?after=18446744073709551615", "?before=-1"] {
+        let refused = bed.own(&format!("GET /v1/channels/lobby/messages{bad}"), "").await;
+        assert_eq!((refused.status, &refused.json()["error"]["code"]), (400, &"invalid".into()), "{bad}");
     }
 }
 
