@@ -6,6 +6,8 @@ SHELL := /bin/bash
 # Which build `run`, `bench` and `install` use.
 PROFILE ?= release
 BIN := target/$(PROFILE)
+# The tests' build is of the whole workspace; fewer packages would be another build beside it.
+PACKAGES := $(if $(filter ci,$(PROFILE)),--workspace --bins --locked,-p tieline -p tieline-relay --locked)
 PREFIX ?= $(if $(filter 0,$(shell id -u)),/usr/local,$(HOME)/.local)
 DESTDIR ?=
 # Tools that scripts/tools.sh fetched.
@@ -13,12 +15,12 @@ export PATH := $(CURDIR)/target/tools/bin:$(PATH)
 
 .PHONY: help
 help: ## Lists the targets
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | column -t -s '|'
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 .PHONY: build
 build: ## Builds tieline and tieline-relay (release)
 	scripts/tools.sh build
-	cargo build --profile $(PROFILE) -p tieline -p tieline-relay
+	cargo build --profile $(PROFILE) $(PACKAGES)
 
 .PHONY: run
 run: build ## Shows the main job on two nodes on this box; Ctrl-C ends it, ONCE=1 ends after the answer

@@ -7,7 +7,8 @@ export PATH="$PWD/target/tools/bin:$PATH"
 
 format() { cargo fmt --all --check; }
 clippy() { cargo clippy --profile ci --workspace --all-targets --locked -- -D warnings; }
-docs() { RUSTDOCFLAGS='-D warnings' cargo doc --profile ci --workspace --no-deps --locked; }
+# Module pages are for those who work on the code: they name what is private too.
+docs() { RUSTDOCFLAGS='-D warnings -A rustdoc::private_intra_doc_links' cargo doc --profile ci --workspace --no-deps --document-private-items --locked; }
 # The advisory database is fetched by people and left out here: the rest works offline.
 deny() { cargo deny --workspace --all-features check --hide-inclusion-graph bans licenses sources; }
 book() {

@@ -18,13 +18,12 @@ step() {
     printf '%s\t%s\t%s\n' "$name" "$verdict" "$(awk "BEGIN{printf \"%.1f\", $EPOCHREALTIME-$began}")" >>"$out/steps.tsv"
 }
 
-# The kill -9 torture does not come to rest yet: it fails, is not claimed in the table, and runs by `make soak`.
 scripts/tools.sh test || exit 1
 step harness-clis tests/harness-clis/install.sh
 step build cargo build --profile ci --workspace --bins --locked
 step format scripts/lint.sh format
 step clippy scripts/lint.sh clippy
-step tests cargo nextest run --cargo-profile ci --profile ci --workspace --locked --no-fail-fast -E 'not test(kill_9_torture)'
+step tests cargo nextest run --cargo-profile ci --profile ci --workspace --locked --no-fail-fast
 step doctests cargo test --profile ci --workspace --doc --locked
 step docs scripts/lint.sh docs
 step deny scripts/lint.sh deny
@@ -32,4 +31,4 @@ step book scripts/lint.sh book
 step run-once make --no-print-directory run ONCE=1 PROFILE=ci
 step install scripts/install-check.sh
 
-exec python3 scripts/shown.py "$out/steps.tsv" target/nextest/ci/junit.xml tests/shown.toml
+exec python3 scripts/shown.py "$out/steps.tsv" target/nextest/ci/junit.xml tests/shown.toml tests/cases.toml

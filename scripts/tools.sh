@@ -11,7 +11,11 @@ say() { printf '%s\n' "$*" >&2; }
 wanted=(cc:build-essential)
 case "${1:?usage: scripts/tools.sh build|test|bench}" in
 build) ;;
-test) wanted+=(python3:python3 pip3:python3-pip node:nodejs npm:npm strace:strace) ;;
+test)
+    wanted+=(python3:python3 pip3:python3-pip node:nodejs npm:npm strace:strace)
+    # Small disks and networks of their own, which only root can show.
+    [ "$(id -u)" != 0 ] || wanted+=(ip:iproute2 mount:mount)
+    ;;
 bench) wanted+=(redis-server:redis-server) ;;
 *) say "usage: scripts/tools.sh build|test|bench"; exit 2 ;;
 esac

@@ -132,6 +132,28 @@ enum Command {
     Man,
 }
 
+impl Command {
+    /// Whether it makes sense from inside a turn: the others work on a data folder, which would be another one than that
+    /// of the node that runs the turn.
+    const fn is_for_agents(&self) -> bool {
+        !matches!(
+            self,
+            Self::Up(_)
+                | Self::Org(_)
+                | Self::Join(_)
+                | Self::Harness(_)
+                | Self::Config(_)
+                | Self::Logs(_)
+                | Self::Channel(channel::ChannelCommand::Export { .. })
+        )
+    }
+}
+
+fn not_for_agents() -> ApiError {
+    ApiError::new(Code::Refused, "from inside a turn an agent posts and reads, and nothing else")
+        .hint("ask a person; or, for a node of your own: --data DIR")
+}
+
 /// How a command ended that was no error.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Exit(u8);
@@ -160,6 +182,11 @@ impl Context {
         std::env::var(name).ok()
     }
 
+    /// Whether an agent calls, and not for another data folder than its node's.
+    fn in_turn(global: &Global) -> bool {
+        global.data.is_none() && Self::env("TIELINE_SOCKET").is_some_and(|socket| !socket.is_empty())
+    }
+
     /// The data folder.
     fn data(&self) -> PathBuf {
         config::data_dir(self.global.data.as_deref(), &Self::env, &self.places).0
@@ -175,6 +202,7 @@ impl Context {
         flags.data.clone_from(&self.global.data);
         flags.log.clone_from(&self.global.log);
         flags.log_level.clone_from(&self.global.log_level);
+        flags.json = self.global.json;
         Ok(config::load(&flags, &Self::env, &self.places)?)
     }
 }
@@ -189,15 +217,19 @@ where
         Ok(cli) => cli,
         Err(error) => return usage(&error, &args),
     };
-    let out = Out::new(cli.global.json);
+    let out = Out::new(cli.global.json).of_data(cli.global.data.as_deref());
     let context = Context { global: cli.global, places: Places::of_user(), out };
     let done = match cli.command {
+        command if Context::in_turn(&context.global) && !command.is_for_agents() => Err(not_for_agents()),
         Command::Up(up) => up.run(&context, run),
         command => command_mode(&context, command),
     };
     match done {
         Ok(Exit(code)) => ExitCode::from(code),
-        Err(error) => {
+        Err(mut error) => {
+            if error.hint.is_empty() && error.code == Code::Invalid {
+                error.hint = help_of(&args);
+            }
             context.out.error(&error);
             ExitCode::from(error.code.exit())
         }
@@ -211,7 +243,12 @@ fn command_mode(context: &Context, command: Command) -> Done {
         Some("json") => LogFormat::Json,
         Some(_) => return Err(ApiError::new(Code::Invalid, "--log takes human or json")),
     };
-    logging::init_command(format, context.global.log_level.as_deref());
+    let level = context.global.log_level.as_deref();
+    level
+        .map(config::log_filter)
+        .transpose()
+        .map_err(|why| ApiError::new(Code::Invalid, format!("--log-level: {why}")))?;
+    logging::init_command(format, level);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -264,22 +301,26 @@ fn usage(error: &clap::Error, args: &[OsString]) -> ExitCode {
         let text = error.render().to_string();
         let message = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ").trim();
         let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
-        let command: Vec<_> =
-            args.iter().skip(1).map_while(|arg| arg.to_str().filter(|a| !a.starts_with('-'))).collect();
-        // Only words that name commands lead to a help text.
-        let mut known = Cli::command();
-        let mut hint = String::from("tieline");
-        for word in command {
-            match known.find_subcommand(word).cloned() {
-                Some(found) => known = found,
-                None => break,
-            }
-            hint.push(' ');
-            hint.push_str(word);
-        }
-        Out::new(true).error(&ApiError::new(Code::Invalid, message).hint(format!("{hint} --help")));
+        Out::new(true).error(&ApiError::new(Code::Invalid, message).hint(help_of(args)));
     }
     ExitCode::from(if is_help { 0 } else { Code::Invalid.exit() })
+}
+
+/// What shows the help of the command that was typed.
+fn help_of(args: &[OsString]) -> String {
+    let mut known = Cli::command();
+    let mut hint = String::from("tieline");
+    // Only words that name commands lead to a help text; options and their values may stand before.
+    for word in args.iter().skip(1).filter_map(|arg| arg.to_str()) {
+        match known.find_subcommand(word).cloned() {
+            Some(found) => known = found,
+            None if hint == "tieline" => continue,
+            None => break,
+        }
+        hint.push(' ');
+        hint.push_str(word);
+    }
+    format!("{hint} --help")
 }
 
 #[cfg(test)]

@@ -15,15 +15,19 @@ use serde::Serialize;
 use serde_json::Value;
 use tieline_proto::api::{ApiError, Code};
 
-pub use keys::{API_PORT, LISTEN_PORT};
+pub use keys::{API_PORT, LISTEN_PORT, log_filter};
 
 /// Everything the node is told.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// The folder that holds all of the node's data.
+    /// The folder that holds all of the node's data; absolute.
     pub data: PathBuf,
+    /// Whether somebody chose it: then commands must be told of it.
+    pub data_chosen: bool,
     /// What people call this node; the host's name by default.
     pub name: String,
+    /// Whether somebody chose it. Otherwise the name that it was enrolled under counts.
+    pub name_chosen: bool,
     /// Where the loopback page and API listen.
     pub api: ApiAddr,
     /// Where other nodes reach this one.
@@ -46,6 +50,25 @@ pub struct Config {
     pub log_level: String,
     /// Where to write the ready file.
     pub ready_file: Option<PathBuf>,
+    /// Stdout holds JSON alone.
+    pub json: bool,
+}
+
+/// How `tieline` is called for a data folder that somebody chose.
+#[must_use]
+pub fn program(data: &Path) -> String {
+    format!("tieline --data {}", shell_word(&data.to_string_lossy()))
+}
+
+/// A text as a word of a shell's command line.
+#[must_use]
+pub fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
 }
 
 /// Where the loopback API listens.
@@ -108,6 +131,8 @@ pub struct Flags {
     pub log_level: Option<String>,
     /// `--ready-file`.
     pub ready_file: Option<PathBuf>,
+    /// `--json`.
+    pub json: bool,
 }
 
 /// The user's folders and the host's name.
@@ -119,6 +144,34 @@ pub struct Places {
     pub config: Option<PathBuf>,
     /// The host's name.
     pub host: String,
+}
+
+impl Config {
+    /// A command of `tieline` as a person types it for this data folder.
+    #[must_use]
+    pub fn command(&self, args: &str) -> String {
+        if self.data_chosen { format!("{} {args}", program(&self.data)) } else { format!("tieline {args}") }
+    }
+
+    /// Refuses what this version accepts in a configuration and does not do: it would be believed to work.
+    ///
+    /// # Errors
+    /// When a relay or the LAN door is asked for.
+    pub fn check_supported(&self) -> Result<(), ApiError> {
+        let later = |what: &str, hint: &str| {
+            Err(ApiError::new(Code::Invalid, format!("{what} in this version yet")).hint(hint))
+        };
+        if !self.relay.is_empty() {
+            let hint =
+                "leave relay out (--relay, TIELINE_RELAY, the config file); name an address others reach with --listen";
+            return later("nodes can't be reached through relays", hint);
+        }
+        if self.lan {
+            let hint = "leave lan out (--lan, TIELINE_LAN, the config file); other boxes join with tieline pair";
+            return later("the page and the device door are not served on the LAN", hint);
+        }
+        Ok(())
+    }
 }
 
 impl Places {
@@ -238,15 +291,17 @@ impl From<ConfigError> for ApiError {
 }
 
 /// The data folder alone: what commands need that talk to a running node. Reads no file.
+///
+/// It is absolute: agents that work in other folders get paths below it.
 #[must_use]
 pub fn data_dir(flag: Option<&Path>, env: &dyn Fn(&str) -> Option<String>, places: &Places) -> (PathBuf, Source) {
-    if let Some(dir) = flag {
-        return (dir.to_owned(), Source::Flag("--data".to_owned()));
-    }
-    match env("TIELINE_DATA").filter(|dir| !dir.is_empty()) {
-        Some(dir) => (PathBuf::from(dir), Source::Env("TIELINE_DATA".to_owned())),
-        None => (places.data.clone(), Source::Default),
-    }
+    let (dir, source) = match (flag, env("TIELINE_DATA").filter(|dir| !dir.is_empty())) {
+        (Some(dir), _) => (dir.to_owned(), Source::Flag("--data".to_owned())),
+        (None, Some(dir)) => (PathBuf::from(dir), Source::Env("TIELINE_DATA".to_owned())),
+        (None, None) => (places.data.clone(), Source::Default),
+    };
+    // An empty path has no absolute form; it is refused where it is used.
+    (std::path::absolute(&dir).unwrap_or(dir), source)
 }
 
 /// Resolves the configuration.

@@ -14,7 +14,7 @@ use tieline_proto::entry::Policy;
 use tieline_proto::id::{Handle, NodeId};
 
 use crate::harness::Registry;
-use crate::harness::registry::write_private;
+use crate::keys;
 
 /// The file, in the data folder.
 const FILE: &str = "consent.json";
@@ -92,8 +92,6 @@ pub struct Allowed {
     pub cwd: PathBuf,
     /// The policy, capped.
     pub policy: Policy,
-    /// Set when the ceiling capped the policy: what to tell in the turn's events.
-    pub notice: Option<String>,
 }
 
 /// Why a turn is refused.
@@ -196,14 +194,7 @@ impl Consent {
         }
         let cwd = folder(cwd, grant.map(|grant| grant.folders.as_slice()), fallback)?;
         let ceiling = grant.map_or(Policy::Full, |grant| grant.ceiling);
-        let notice = (policy > ceiling).then(|| {
-            format!(
-                "this box's owner allows `{}` at most; the policy `{}` was lowered to it",
-                word(ceiling),
-                word(policy)
-            )
-        });
-        Ok(Allowed { cwd, policy: policy.min(ceiling), notice })
+        Ok(Allowed { cwd, policy: policy.min(ceiling) })
     }
 }
 
@@ -252,10 +243,6 @@ fn resolve(folder: &Path) -> io::Result<PathBuf> {
     if found.is_dir() { Ok(found) } else { Err(io::ErrorKind::NotADirectory.into()) }
 }
 
-fn word(policy: Policy) -> String {
-    serde_json::to_value(policy).ok().and_then(|word| word.as_str().map(ToOwned::to_owned)).unwrap_or_default()
-}
-
 fn read(data: &Path) -> Result<Vec<Grant>, ConsentError> {
     let path = data.join(FILE);
     match fs::read(&path) {
@@ -272,7 +259,7 @@ fn write(data: &Path, grants: &[Grant]) -> Result<(), ConsentError> {
     let path = data.join(FILE);
     let json =
         serde_json::to_vec_pretty(grants).map_err(|error| ConsentError::Malformed { path: path.clone(), error })?;
-    write_private(&path, &json).map_err(|error| ConsentError::Io { path, error })
+    keys::write(&path, &json).map_err(|error| ConsentError::Io { path, error })
 }
 
 #[cfg(test)]
@@ -358,16 +345,15 @@ mod tests {
         let here = Box::new(Policy::Ask);
         let allowed = here.check(HOME, "scripted", None, Policy::Full).expect("capped, not refused");
         assert_eq!((allowed.policy, allowed.cwd), (Policy::Ask, here.root.join("a")));
-        assert!(allowed.notice.is_some_and(|notice| notice.contains("`full` was lowered")));
         let allowed = here.check(HOME, "scripted", None, Policy::ReadOnly).expect("beneath the ceiling");
-        assert_eq!((allowed.policy, allowed.notice), (Policy::ReadOnly, None));
+        assert_eq!(allowed.policy, Policy::ReadOnly);
     }
 
     #[test]
     fn the_boxs_own_channels_need_no_consent() {
         let here = Box::new(Policy::Ask);
         let allowed = here.check(LOCAL, "codex", Some(&here.path("a-evil")), Policy::Full).expect("own");
-        assert_eq!((allowed.policy, allowed.notice), (Policy::Full, None));
+        assert_eq!(allowed.policy, Policy::Full);
         assert_eq!(here.check(LOCAL, "scripted", None, Policy::Ask).expect("own").cwd, here.root);
     }
 

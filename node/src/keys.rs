@@ -1,5 +1,6 @@
 //! Secrets on disk: one file each, readable by their owner alone, or not read at all.
 
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -62,23 +63,38 @@ pub fn read(path: &Path) -> Result<Option<Zeroizing<Vec<u8>>>, KeyFileError> {
     Ok(Some(bytes))
 }
 
-/// Writes a key or another private file, whole or not at all, durably.
+/// Writes a key or another private file, whole or not at all, durably: beside it, synced, renamed. The old one stays
+/// whole until then.
 ///
 /// # Errors
 /// As the operating system says.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    let temp = path.with_extension("new");
-    match fs::remove_file(&temp) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    // Two commands may write the same file at once; each has its own beside it.
+    let mut beside = OsString::from(".");
+    beside.push(name);
+    beside.push(format!(".{}", std::process::id()));
+    let beside = folder.join(beside);
+    let written = (|| {
+        match fs::remove_file(&beside) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&beside, path)?;
+        File::open(folder)?.sync_all()
+    })();
+    if written.is_err() {
+        let _left = fs::remove_file(&beside);
     }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temp)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&temp, path)?;
-    File::open(folder)?.sync_all()
+    written
 }
 
 #[cfg(test)]
@@ -97,5 +113,19 @@ mod tests {
         let error = read(&path).expect_err("refused").to_string();
         assert!(error.contains("0644") && error.contains("chmod 600"), "{error}");
         assert!(read(&dir.path().join("none")).expect("no key is no error").is_none());
+    }
+
+    #[test]
+    fn writing_replaces_whole_files_and_leaves_nothing_beside_them() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("ports.json");
+        for content in ["old", "new and longer"] {
+            write(&path, content.as_bytes()).expect("written");
+            assert_eq!(fs::read_to_string(&path).expect("read"), content);
+        }
+        write(&dir.path().join("ports"), b"another").expect("written");
+        fs::create_dir(dir.path().join("folder")).expect("made");
+        write(&dir.path().join("folder"), b"x").expect_err("a folder is in its place");
+        assert_eq!(fs::read_dir(dir.path()).expect("there").count(), 3);
     }
 }

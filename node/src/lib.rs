@@ -1,5 +1,6 @@
 //! The tokio shell of Tieline: disk, swarm, harness processes, doors. `tieline-proto` decides, this crate acts.
 
+mod base64url;
 pub mod cli;
 pub mod config;
 pub mod consent;

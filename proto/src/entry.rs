@@ -552,6 +552,19 @@ pub enum Policy {
     Full,
 }
 
+impl Policy {
+    /// Its word, as people type and read it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ReadOnly => "read-only",
+            Self::Ask => "ask",
+            Self::Edit => "edit",
+            Self::Full => "full",
+        }
+    }
+}
+
 /// A change of a member.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(tag = "what", rename_all = "kebab-case")]

@@ -7,7 +7,6 @@
 use serde::{Deserialize, Serialize};
 
 use crate::entry::{Auth, JournalMark, MemberSpec};
-use crate::event::Answer;
 use crate::id::{Attempt, ChannelId, Hash, MemberId, MessageId, Seq};
 
 /// Names one try at one turn of one channel.
@@ -158,14 +157,13 @@ pub enum Message {
         /// Which try.
         id: AttemptId,
     },
-    /// Home → resident: the answer to a question of the attempt.
+    /// Home → resident: the answer to a question of the attempt. Tail: its JSON ([`Answer`](crate::event::Answer)),
+    /// because a head has no room for what a person may write.
     Answer {
         /// Which try.
         id: AttemptId,
         /// Which question.
         ask: String,
-        /// The answer.
-        answer: Answer,
         /// Approvals: hash of the action that was shown.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         digest: Option<Hash>,
@@ -195,16 +193,14 @@ pub enum Message {
         verdicts: Vec<(AttemptId, Verdict)>,
     },
 
-    /// A request of the API, passed on by a node to the home. Tail: its JSON.
+    /// A request of the API, passed on by a node to the home. Tail: JSON of `{"request":…}`, for posts with `"auth"`:
+    /// the signed draft, which is what is posted.
     Call {
         /// Number of the call, chosen by the caller.
         call: u64,
         /// The agent that calls, when it is one that lives on the calling node.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         agent: Option<Agent>,
-        /// Posts: the signed draft, which is what is posted.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        auth: Option<Auth>,
     },
     /// The answer to [`Message::Call`]. Tail: JSON of `{"ok":…}` or `{"error":…}`.
     Reply {
@@ -216,7 +212,7 @@ pub enum Message {
         /// The call.
         call: u64,
     },
-    /// Ends a subscription, by either side.
+    /// Home → reader: nothing follows.
     FeedEnd {
         /// The call.
         call: u64,
@@ -259,6 +255,9 @@ pub struct Asked {
     /// Where the resident's journal was when the attempt was sent, as far as the home knew.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seen: Option<JournalMark>,
+    /// Hash of the payload: a home that lost some of its log may have given the number to something else since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub payload: Option<Hash>,
 }
 
 /// What a resident knows of an attempt.

@@ -71,10 +71,10 @@ pub struct Channel {
     pub role: ChannelRole,
     /// The node that writes its log.
     pub home: NodeId,
-    /// Its last entry.
-    pub head: Head,
-    /// Its logical clock.
-    pub lamport: Lamport,
+    /// Its last entry; not known of a channel whose home is elsewhere.
+    pub head: Option<Head>,
+    /// Its logical clock, as far as it is known.
+    pub lamport: Option<Lamport>,
     /// Nothing more can be posted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub archived: bool,

@@ -26,6 +26,8 @@ pub struct Setup {
     pub env: Vec<(OsString, OsString)>,
     /// Command that the node runs under, such as `strace`, with its arguments.
     pub under: Vec<OsString>,
+    /// Command that the node and its commands run inside and that becomes them, such as `nsenter`.
+    pub inside: Vec<OsString>,
 }
 
 impl Setup {
@@ -38,6 +40,7 @@ impl Setup {
             args: args.into_iter().map(OsString::from).collect(),
             env: Vec::new(),
             under: Vec::new(),
+            inside: Vec::new(),
         }
     }
 
@@ -70,7 +73,7 @@ impl Setup {
     /// A `tieline` command with this node's environment and nothing else of ours.
     #[must_use]
     pub fn command<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(&self, args: I) -> Command {
-        let mut command = Command::new(binary("tieline"));
+        let mut command = program(&self.inside);
         self.prepare(&mut command);
         command.args(args);
         command
@@ -161,15 +164,7 @@ impl Node {
         assert!(self.child.is_none(), "the node runs already");
         // A crash leaves the old file: what is waited for must be the new one.
         let _ = fs::remove_file(self.ready_file());
-        let program = binary("tieline");
-        let mut command = match self.setup.under.split_first() {
-            None => Command::new(program),
-            Some((outer, args)) => {
-                let mut command = Command::new(outer);
-                command.args(args).arg(program);
-                command
-            }
-        };
+        let mut command = program(&[&self.setup.inside[..], &self.setup.under].concat());
         self.setup.prepare(&mut command);
         let log = File::options().create(true).append(true).open(self.log_file()).expect("the log can be written");
         command.arg("up").arg("--ready-file").arg(self.ready_file()).args(&self.setup.args);
@@ -385,6 +380,18 @@ pub fn binary(name: &str) -> PathBuf {
     let folder = test.ancestors().find(|folder| folder.join(name).is_file());
     let folder = folder.unwrap_or_else(|| panic!("{name} is not built: cargo build --profile ci --bins"));
     folder.join(name)
+}
+
+/// `tieline`, behind the commands that it runs inside or under.
+fn program(outer: &[OsString]) -> Command {
+    match outer.split_first() {
+        None => Command::new(binary("tieline")),
+        Some((first, args)) => {
+            let mut command = Command::new(first);
+            command.args(args).arg(binary("tieline"));
+            command
+        }
+    }
 }
 
 fn signal(pid: u32, which: Signal) {

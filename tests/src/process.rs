@@ -84,6 +84,15 @@ impl Process {
         writeln!(stdin, "{line}").and_then(|()| stdin.flush()).unwrap_or_else(|e| panic!("{}: {e}", self.what));
     }
 
+    /// Writes text to its stdin as it is.
+    ///
+    /// # Panics
+    /// When its stdin is closed.
+    pub fn write_text(&mut self, text: &str) {
+        let stdin = self.stdin.as_mut().expect("stdin is open");
+        stdin.write_all(text.as_bytes()).unwrap_or_else(|e| panic!("{}: {e}", self.what));
+    }
+
     /// Closes its stdin.
     pub fn close_stdin(&mut self) {
         self.stdin = None;
@@ -239,6 +248,45 @@ impl Finished {
         assert!(error["message"].as_str().is_some_and(|m| !m.is_empty()), "{}: no message in {value}", self.what);
         error["code"].as_str().unwrap_or_else(|| panic!("{}: no code in {value}", self.what)).to_owned()
     }
+}
+
+/// What a program of a member may find in its environment: these, when the node has them, and what its owner passes on.
+pub const ALLOWED_ENV: [&str; 24] = [
+    "HOME",
+    "PATH",
+    "LANG",
+    "TMPDIR",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+    "no_proxy",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "CURL_CA_BUNDLE",
+    "REQUESTS_CA_BUNDLE",
+    "NODE_EXTRA_CA_CERTS",
+    "GIT_SSL_CAINFO",
+    "TIELINE_SOCKET",
+    "TIELINE_CHANNEL",
+    "TIELINE_MEMBER",
+    "TIELINE_TOKEN",
+    "TIELINE_POLICY",
+    "TIELINE_MODEL",
+];
+
+/// Asserts that an environment, as `/proc/PID/environ` has it, holds nothing but what a member's program may see.
+///
+/// # Panics
+/// When it holds more.
+pub fn assert_allowed_env(environ: &str) {
+    let names = environ.split(['\0', '\n']).filter_map(|pair| Some(pair.split_once('=')?.0));
+    let more: Vec<_> = names.filter(|name| !ALLOWED_ENV.contains(name)).collect();
+    assert!(more.is_empty(), "{more:?} reached the program");
+    assert!(environ.contains("TIELINE_TOKEN="), "the environment could not be read: {environ:?}");
 }
 
 fn parse(what: &str, line: &str) -> Value {

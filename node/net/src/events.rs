@@ -8,7 +8,7 @@ use tieline_proto::id::NodeId;
 use tieline_proto::link::{Lane, Message};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-use super::pair::PairEvent;
+use super::pair::{OfferId, PairEvent};
 
 /// Events that wait for the loop, in each of the two queues. Each holds at least its own struct of some 200 bytes.
 const EVENTS_WAITING_MAX: usize = 1024;
@@ -53,7 +53,12 @@ pub enum NetEvent {
         tail: Vec<u8>,
     },
     /// How an offer to pair goes.
-    Pair(PairEvent),
+    Pair {
+        /// Which.
+        offer: OfferId,
+        /// How.
+        event: PairEvent,
+    },
 }
 
 /// Ends of the two queues that links write to.

@@ -55,7 +55,7 @@ pub use swarm::{BoxedTransport, transport};
 use driver::{Driver, Note};
 use health::Trust;
 use link::Link;
-use pair::{DeskHandle, PairError};
+use pair::{DeskHandle, OfferId, PairError};
 
 /// Addresses in a pairing link: what fits a QR code that a phone reads well.
 const OFFERED_ADDRS_MAX: usize = 3;
@@ -390,18 +390,18 @@ impl Net {
         self.notes.try_send(Note::Doubt("a request"));
     }
 
-    /// Offers to enrol a device; an offer that stands is taken back. Without addresses in the terms, the link gets those
+    /// Offers to enrol a device, by a number of the caller's; an offer that stands is taken back. Without addresses in the terms, the link gets those
     /// of this node that are most likely to work.
     ///
     /// What comes of it is told by [`NetEvent::Pair`].
     ///
     /// # Errors
     /// When too many offers were made, or the terms don't fit.
-    pub async fn pair_offer(&self, mut terms: Terms) -> Result<Offered, PairError> {
+    pub async fn pair_offer(&self, offer: OfferId, mut terms: Terms) -> Result<Offered, PairError> {
         if terms.addrs.is_empty() {
             terms.addrs = self.reachable().into_iter().take(OFFERED_ADDRS_MAX).map(|addr| addr.to_vec()).collect();
         }
-        self.desk.offer(terms).await
+        self.desk.offer(offer, terms).await
     }
 
     /// Passes on the six digits that the operator typed.
@@ -412,20 +412,20 @@ impl Net {
         self.desk.confirm(digits).await
     }
 
-    /// Takes the offer back, if there is one.
+    /// Takes the offer back, if it still stands.
     ///
     /// # Errors
     /// When the network has stopped.
-    pub async fn pair_cancel(&self) -> Result<(), PairError> {
-        self.desk.cancel().await
+    pub async fn pair_cancel(&self, offer: OfferId) -> Result<(), PairError> {
+        self.desk.cancel(offer).await
     }
 
     /// Answers [`PairEvent::Approved`](pair::PairEvent::Approved): the device is in the chain and synced, or could not be enrolled.
     ///
     /// # Errors
     /// When the network has stopped.
-    pub async fn pair_enrolled(&self, welcome: Option<Box<Welcome>>) -> Result<(), PairError> {
-        self.desk.enrolled(welcome).await
+    pub async fn pair_enrolled(&self, offer: OfferId, welcome: Option<Box<Welcome>>) -> Result<(), PairError> {
+        self.desk.enrolled(offer, welcome).await
     }
 
     /// Addresses at which others may reach this node, the most promising first.

@@ -1,7 +1,7 @@
 //! One link: the tasks that carry frames between this node and another, from handshake to last byte.
 //!
 //! The stream of the handshake becomes the control lane, with a task that writes and one that reads. Every other lane
-//! has a stream and a task of its own (see [`lane`](super::lane)), so that no frame waits behind another lane's. All
+//! has a stream and a task of its own (see [`lane`]), so that no frame waits behind another lane's. All
 //! tasks of a link live and end together: whatever fails in one of them closes the link, with the reason.
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -3,19 +3,13 @@
 use std::io::{Read, Seek};
 use std::path::Path;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use tieline_proto::api::{ApiError, Code, Request};
+use tieline_proto::channel::ATTACHMENT_LEN_MAX;
 use tieline_proto::entry::Attachment;
 use tieline_proto::id::Hash;
 
 use super::client::Client;
-
-/// Longest attachment, in bytes.
-pub const SIZE_MAX: u64 = 25 * 1024 * 1024;
-
-/// Attachments of one post.
-pub const COUNT_MAX: usize = 8;
+use crate::base64url;
 
 /// Bytes of one piece: a message of 1 MiB holds it as base64, with room to spare.
 const PIECE_LEN: usize = 512 * 1024;
@@ -30,16 +24,22 @@ pub async fn store(client: &mut Client, channel: &str, path: &Path) -> Result<At
         let code = if error.kind() == std::io::ErrorKind::NotFound { Code::NotFound } else { Code::Invalid };
         ApiError::new(code, format!("{shown} can't be read: {error}")).hint("name a file with --attach")
     };
+    let not_plain = || {
+        ApiError::new(Code::Invalid, format!("{shown} is not a plain file")).hint("pack a folder first, as with tar")
+    };
+    // Looked at before it is opened: opening a pipe waits for its writer.
+    if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
+        return Err(not_plain());
+    }
     let mut file = std::fs::File::open(path).map_err(unreadable)?;
     let meta = file.metadata().map_err(unreadable)?;
     if !meta.is_file() {
-        return Err(ApiError::new(Code::Invalid, format!("{shown} is not a plain file"))
-            .hint("pack a folder first, as with tar"));
+        return Err(not_plain());
     }
     let size = meta.len();
-    if size > SIZE_MAX {
+    if size > ATTACHMENT_LEN_MAX {
         return Err(ApiError::new(Code::Limit, format!("{shown} has {size} bytes"))
-            .hint(format!("an attachment has at most {} MiB", SIZE_MAX / 1024 / 1024)));
+            .hint(format!("an attachment has at most {} MiB", ATTACHMENT_LEN_MAX / 1024 / 1024)));
     }
     let mut hasher = blake3::Hasher::new();
     hasher.update_reader(&mut file).map_err(unreadable)?;
@@ -50,7 +50,7 @@ pub async fn store(client: &mut Client, channel: &str, path: &Path) -> Result<At
     let mut offset = 0;
     loop {
         let len = read_full(&mut file, &mut piece).map_err(unreadable)?;
-        let data = URL_SAFE_NO_PAD.encode(piece.get(..len).unwrap_or_default());
+        let data = base64url::encode(piece.get(..len).unwrap_or_default());
         let channel = channel.to_owned();
         client.call(Request::BlobPut { channel, hash, size, offset, data }).await?;
         offset += len as u64;

@@ -53,7 +53,7 @@ pub struct Which {
 pub async fn run(context: &Context, command: ChannelCommand) -> Done {
     let request = match command {
         ChannelCommand::Verify { what, org } => return verify::verify(context, &what, org.as_deref()).await,
-        ChannelCommand::Export { channel, file } => return verify::export(context, &channel, &file),
+        ChannelCommand::Export { channel, file } => return verify::export(context, &channel, &file).await,
         ChannelCommand::List => return list(context).await,
         ChannelCommand::Show(Which { channel }) => return show(context, channel).await,
         ChannelCommand::Create { name } => Request::ChannelCreate { name, client: Some(super::new_client_id()?) },
@@ -133,5 +133,5 @@ pub fn row(channel: &Channel) -> Vec<String> {
         (None, true) => "archived".to_owned(),
         (None, false) => String::new(),
     };
-    vec![channel.name.clone(), role, format!("seq {}", channel.head.seq), state]
+    vec![channel.name.clone(), role, channel.head.map_or_else(String::new, |head| format!("seq {}", head.seq)), state]
 }

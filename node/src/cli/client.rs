@@ -19,6 +19,7 @@ use tokio_tungstenite::tungstenite::{Error, Message};
 
 use crate::http::SOCKET_NAME;
 use crate::http::bind::SocketPath;
+use crate::http::ws::{MESSAGE_LEN_MAX as REQUEST_LEN_MAX, close};
 
 /// How long a node may be silent before it has said its own limit.
 const QUIET_FIRST: Duration = Duration::from_secs(50);
@@ -170,6 +171,10 @@ impl Client {
         let call = Call { id: self.last, request };
         let text = serde_json::to_string(&call)
             .map_err(|error| ApiError::new(Code::Internal, format!("the request can't be written: {error}")))?;
+        if text.len() > REQUEST_LEN_MAX {
+            let words = format!("a request of {} bytes is over {REQUEST_LEN_MAX}", text.len());
+            return Err(ApiError::new(Code::Limit, words).hint("send a long text as a file with --attach"));
+        }
         self.ws.send(Message::Text(text.into())).await.map_err(|error| gone(&error))?;
         Ok(call.id)
     }
@@ -217,7 +222,14 @@ impl Client {
             };
             match message {
                 Message::Text(text) => self.lines.extend(text.lines().map(str::to_owned)),
-                Message::Close(Some(frame)) => return Err(closed(&frame.reason)),
+                Message::Close(Some(frame)) => {
+                    let code = match u16::from(frame.code) {
+                        close::TOO_LONG => Code::Limit,
+                        close::NO_ACCESS => Code::Refused,
+                        _ => Code::NotRunning,
+                    };
+                    return Err(ApiError::new(code, frame.reason.as_str()).hint("tieline status"));
+                }
                 _ => {}
             }
         }

@@ -1,4 +1,4 @@
-//! A subscription that survives a restart of the node: it resumes by its cursor.
+//! A subscription that survives a restart of the node, or of the channel's home: it resumes by its cursor.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,9 +9,9 @@ use tieline_proto::api::{ApiError, Code, Request};
 use tieline_proto::id::{Attempt, MessageId, Seq};
 use tokio::time::Instant;
 
-use super::client::{Client, Dial, Said, is_gone};
+use super::client::{Client, Dial, Said};
 
-/// How long a node may be away. A restart takes seconds; after a minute a person should know.
+/// How long a node, or the channel's home, may be away. A restart takes seconds; after a minute a person should know.
 const AWAY_MAX: Duration = Duration::from_secs(60);
 
 /// Pauses between tries to reach it: the first, and what they grow to.
@@ -42,6 +42,10 @@ pub struct Follow {
     runs: BTreeMap<MessageId, (Attempt, u64)>,
     /// The gap that was asked for again, so that one that stays is not asked for for ever.
     gap: Option<(Seq, Seq)>,
+    /// Since when nothing comes, and the pause before the next try; `None` while something does.
+    lost: Option<(Instant, Duration)>,
+    /// Whether all that was there when it began has come.
+    is_whole: bool,
 }
 
 /// A frame, as it came, and the little that everybody needs of it.
@@ -110,27 +114,36 @@ impl Follow {
     pub async fn start(dial: &Dial, what: What) -> Result<Self, ApiError> {
         let mut client = dial.connect().await?;
         let call = subscribe(&mut client, &what).await?;
-        Ok(Self { dial: dial.clone(), client, call, what, runs: BTreeMap::new(), gap: None })
+        Ok(Self {
+            dial: dial.clone(),
+            client,
+            call,
+            what,
+            runs: BTreeMap::new(),
+            gap: None,
+            lost: None,
+            is_whole: false,
+        })
     }
 
-    /// The next frame; `None` at the end. When the node is lost, `note` is told, and the subscription goes on where it
-    /// was once the node is back. Cancel safe.
+    /// The next frame; `None` at the end that was wished for. When the node is lost, or the way to the channel's home,
+    /// `note` is told, and the subscription goes on where it was once they are back. Cancel safe.
     ///
     /// # Errors
-    /// When the node stays away, or refuses.
+    /// When they stay away, or refuse.
     pub async fn next(&mut self, note: impl Fn(&str)) -> Result<Option<Frame>, ApiError> {
         loop {
             let (call, raw) = match self.client.next().await {
                 Ok(Said::Frame(call, raw)) => (call, raw),
-                Ok(Said::Answer(_, Err(error))) => return Err(error),
-                Ok(Said::Answer(_, Ok(_))) => continue,
-                Err(error) if is_gone(&error) && !self.what.once => {
-                    note(&format!("{}; waiting for the node to come back", error.message));
-                    self.reconnect(error).await?;
-                    note("the node is back");
+                Ok(Said::Answer(call, Err(error))) if call == self.call => {
+                    self.take_up(error, &note).await?;
                     continue;
                 }
-                Err(error) => return Err(error),
+                Ok(Said::Answer(..)) => continue,
+                Err(error) => {
+                    self.take_up(error, &note).await?;
+                    continue;
+                }
             };
             if call != self.call {
                 continue;
@@ -154,25 +167,50 @@ impl Follow {
                     }
                     *next = index + 1;
                 }
-                FrameHead::End {} => return Ok(None),
+                FrameHead::End {} if self.what.once && self.is_whole => return Ok(None),
+                // Nobody wished for this end: the way to the home was lost, or we were too slow for the node.
+                FrameHead::End {} => {
+                    let error = ApiError::new(Code::Unreachable, "what the channel's home says broke off");
+                    self.take_up(error, &note).await?;
+                    continue;
+                }
+                FrameHead::Synced { .. } => self.is_whole = true,
                 FrameHead::Gap { from, to } if self.gap != Some((*from, *to)) => {
                     self.gap = Some((*from, *to));
                     self.what.since = Seq(from.0.saturating_sub(1));
                     let _ = self.client.send(Request::Unsubscribe { call: self.call }).await;
-                    self.call = self.client.send(subscription(&self.what)).await?;
+                    match self.client.send(subscription(&self.what)).await {
+                        Ok(call) => self.call = call,
+                        Err(error) => self.take_up(error, &note).await?,
+                    }
                 }
                 _ => {}
+            }
+            if self.lost.take().is_some() {
+                note("it goes on");
             }
             return Ok(Some(Frame { head, raw }));
         }
     }
 
-    async fn reconnect(&mut self, mut error: ApiError) -> Result<(), ApiError> {
-        let lost_at = Instant::now();
-        let mut pause = PAUSE_FIRST;
-        while lost_at.elapsed() < AWAY_MAX {
+    /// Subscribes again behind what is known, unless that makes no sense or was tried for too long.
+    async fn take_up(&mut self, mut error: ApiError, note: &impl Fn(&str)) -> Result<(), ApiError> {
+        loop {
+            if !may_pass(&error) {
+                return Err(error);
+            }
+            let (since, pause) = match self.lost {
+                Some((since, pause)) => (since, (pause * 2).min(PAUSE_MAX)),
+                None => {
+                    note(&format!("{}; waiting for it to come back", error.message));
+                    (Instant::now(), PAUSE_FIRST)
+                }
+            };
+            self.lost = Some((since, pause));
+            if since.elapsed() >= AWAY_MAX {
+                return Err(error);
+            }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(PAUSE_MAX);
             let tried = async {
                 let mut client = self.dial.connect().await?;
                 let call = subscribe(&mut client, &self.what).await?;
@@ -184,12 +222,15 @@ impl Follow {
                     self.call = call;
                     return Ok(());
                 }
-                Err(again) if is_gone(&again) => error = again,
-                Err(refused) => return Err(refused),
+                Err(again) => error = again,
             }
         }
-        Err(error)
     }
+}
+
+/// Whether an error may be over in a moment: the node restarts, or the channel's home does.
+const fn may_pass(error: &ApiError) -> bool {
+    matches!(error.code, Code::NotRunning | Code::Unreachable | Code::Timeout)
 }
 
 async fn subscribe(client: &mut Client, what: &What) -> Result<u64, ApiError> {

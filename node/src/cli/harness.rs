@@ -7,6 +7,7 @@ use tieline_proto::api::{ApiError, Code, Request};
 use super::table::columns;
 use super::{Context, Done, Exit};
 use crate::config::Flags;
+use crate::data_dir::DataDir;
 use crate::harness::Registry;
 use crate::harness::env;
 use crate::harness::registry::RegistryError;
@@ -35,6 +36,10 @@ pub enum HarnessCommand {
 pub async fn run(context: &Context, command: HarnessCommand) -> Done {
     let config = context.load(Flags::default())?.config;
     let env = env::base(std::env::vars_os(), &config.env_pass);
+    // An older binary leaves a newer one's folder alone.
+    DataDir::check_format(&config.data).map_err(|error| {
+        ApiError::new(Code::Internal, error.to_string()).hint("use the newer version, or another folder: --data DIR")
+    })?;
     match command {
         HarnessCommand::List => {
             let commands = config.harness.into_iter().map(|(name, of)| (name, of.command)).collect();
@@ -46,12 +51,17 @@ pub async fn run(context: &Context, command: HarnessCommand) -> Done {
             let rows = reports.iter().map(|report| {
                 let state = if report.available { "ready" } else { "missing" };
                 let version = report.version.clone().unwrap_or_default();
-                let more = report.problem.clone().unwrap_or_else(|| report.command.join(" "));
-                vec![report.name.clone(), state.to_owned(), version, more]
+                vec![report.name.clone(), state.to_owned(), version, report.command.join(" ")]
             });
-            context.out.text(&columns(&rows.collect::<Vec<_>>()))?;
+            let mut text = columns(&rows.collect::<Vec<_>>());
+            // Whole: it ends with what to type.
+            for problem in reports.iter().filter_map(|report| report.problem.as_deref()) {
+                text.push_str(&format!("\n{}\n", tieline_proto::text::one_line(problem, 1000)));
+            }
+            context.out.text(&text)?;
         }
         HarnessCommand::Add { name, command } => {
+            DataDir::check(&config.data).map_err(|error| crate::node::explain(&error.into()))?;
             crate::http::bind::private_dir(&config.data)?;
             let path = env.get("PATH").map(String::as_str).unwrap_or_default();
             Registry::add(&config.data, &name, command, path).map_err(refused)?;

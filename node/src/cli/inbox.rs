@@ -9,6 +9,7 @@ use tieline_proto::view::{Card, CardKind};
 
 use super::client::read;
 use super::{Context, Done, Exit};
+use crate::config::shell_word;
 
 /// List what waits for a person.
 #[derive(Args, Debug)]
@@ -26,10 +27,10 @@ pub struct Answer {
     /// The card's number
     card: u64,
     /// A label it offers; several where it allows that
-    #[arg(long, value_name = "LABEL", required_unless_present = "text")]
+    #[arg(long, value_name = "LABEL", required_unless_present = "text", allow_hyphen_values = true)]
     choose: Vec<String>,
     /// Say something with it
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     text: Option<String>,
 }
 
@@ -143,7 +144,6 @@ pub fn render(context: &Context, card: &Card) -> String {
     if let Some(action) = &card.action {
         indented(action);
     }
-    let labels: Vec<_> = card.options.iter().map(|option| one_line(&option.label, 40)).collect();
     for option in &card.options {
         let detail =
             if option.detail.is_empty() { String::new() } else { format!(": {}", one_line(&option.detail, 200)) };
@@ -153,9 +153,11 @@ pub fn render(context: &Context, card: &Card) -> String {
     let next = if card.kind.is_hold() {
         format!("tieline hold release|drop {channel} {number}")
     } else {
-        let label = labels.first().map_or("LABEL", String::as_str);
+        let label =
+            card.options.first().map_or_else(|| "LABEL".to_owned(), |option| shell_word(&one_line(&option.label, 160)));
         format!("tieline answer {channel} {number} --choose {label}")
     };
+    let next = context.out.commands(&next);
     text.push_str(&format!("    {}\n", style.dim(&next)));
     text
 }

@@ -135,6 +135,8 @@ pub async fn run(context: &Context, command: MemberCommand) -> Done {
         MemberCommand::Revive(who) => (who, MemberAct::Revive),
         MemberCommand::Remove(who) => (who, MemberAct::Remove),
         MemberCommand::Configure { who, settings: Settings { model, policy, cwd } } => {
+            // Whose box it is, only the channel's home knows.
+            let cwd = cwd.map(|cwd| folder(Path::new(&cwd), true)).transpose()?;
             (who, MemberAct::Configure { model, policy: policy.map(Policy::from), cwd })
         }
     };

@@ -1,10 +1,16 @@
 //! What is printed where: answers on stdout, everything else on stderr, and no escape sequence but our own colors.
 
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 
 use serde::Serialize;
 use tieline_proto::api::{ApiError, Code};
 use tieline_proto::text;
+
+use crate::config;
+
+/// How this program is called.
+const PROGRAM: &str = "tieline";
 
 /// Where a command's answer goes.
 #[derive(Clone, Copy, Debug)]
@@ -13,6 +19,9 @@ pub struct Out {
     pub json: bool,
     /// How text on stdout is marked up.
     pub style: Style,
+    /// How this program is called, with the data folder if somebody named one: what is shown to be typed must reach the
+    /// same node.
+    pub program: &'static str,
 }
 
 /// An error, as `--json` prints it: all fields, always.
@@ -36,7 +45,7 @@ const fn usual_hint(code: Code) -> &'static str {
         Code::Unreachable | Code::Timeout => "tieline status",
         Code::NotFound => "tieline channel list",
         Code::Internal => "tieline logs",
-        _ => "tieline channel show CHANNEL",
+        _ => "tieline status",
     }
 }
 
@@ -97,7 +106,32 @@ impl Style {
 impl Out {
     /// Stdout of this process.
     pub fn new(json: bool) -> Self {
-        Self { json, style: Style::of(io::stdout().is_terminal()) }
+        Self { json, style: Style::of(io::stdout().is_terminal()), program: PROGRAM }
+    }
+
+    /// Names the data folder in what is shown to be typed.
+    pub fn of_data(self, data: Option<&Path>) -> Self {
+        let data = data.and_then(|data| std::path::absolute(data).ok());
+        // Once a process.
+        data.map_or(self, |data| Self { program: config::program(&data).leak(), ..self })
+    }
+
+    /// A text in which each command is one for the data folder.
+    pub fn commands(self, text: &str) -> String {
+        if self.program == PROGRAM || text.contains("--data") {
+            return text.to_owned();
+        }
+        let named = format!("{PROGRAM} ");
+        let mut pieces = text.split(&named);
+        let mut out = pieces.next().unwrap_or_default().to_owned();
+        for piece in pieces {
+            // Words in a sentence are not for typing.
+            let is_command = piece.starts_with(|c: char| c.is_ascii_lowercase());
+            out.push_str(if is_command { self.program } else { PROGRAM });
+            out.push(' ');
+            out.push_str(piece);
+        }
+        out
     }
 
     /// Prints a JSON value on a line.
@@ -127,7 +161,7 @@ impl Out {
     /// Tells a person how it goes, on stderr.
     pub fn note(self, note: &str) {
         // Nobody is there to be told that stderr is gone.
-        let _ = writeln!(io::stderr().lock(), "{}", text::visible(note));
+        let _ = writeln!(io::stderr().lock(), "{}", text::visible(&self.commands(note)));
     }
 
     /// Asks a person for something, on stderr, without a line end.
@@ -140,7 +174,7 @@ impl Out {
     pub fn error(self, error: &ApiError) {
         if self.json {
             let ApiError { code, message, hint } = error;
-            let hint = if hint.is_empty() { usual_hint(*code) } else { hint };
+            let hint = &self.commands(if hint.is_empty() { usual_hint(*code) } else { hint });
             // If stdout is gone there is only the exit status left to tell.
             let _ = self.value(&Failure { error: FailureBody { code: *code, message, hint } });
             return;
@@ -148,7 +182,7 @@ impl Out {
         let style = Style::of(io::stderr().is_terminal());
         let mut shown = format!("{} {}", style.bad("error:"), text::visible(&error.message));
         let hint = if error.hint.is_empty() { usual_hint(error.code) } else { &error.hint };
-        shown.push_str(&format!("\n{} {}", style.dim(" hint:"), text::visible(hint)));
+        shown.push_str(&format!("\n{} {}", style.dim(" hint:"), text::visible(&self.commands(hint))));
         let _ = writeln!(io::stderr().lock(), "{shown}");
     }
 }
@@ -161,6 +195,16 @@ mod tests {
     fn plain_style_marks_nothing() {
         let style = Style::PLAIN;
         assert_eq!(style.bold("a") + &style.handle("gpu") + &style.bad("x"), "agpux");
+    }
+
+    #[test]
+    fn commands_name_the_data_folder_that_was_named() {
+        let out = Out::new(false);
+        assert_eq!(out.commands("tieline up"), "tieline up");
+        let out = out.of_data(Some(Path::new("/d x")));
+        assert_eq!(out.commands("next: tieline tail c"), "next: tieline --data '/d x' tail c");
+        assert_eq!(out.commands("tieline up --data /d"), "tieline up --data /d");
+        assert_eq!(out.commands("a tieline LINK; tieline pair"), "a tieline LINK; tieline --data '/d x' pair");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tieline_proto::api::{ApiError, Code, Posted, Request};
+use tieline_proto::channel::ATTACHMENTS_MAX;
 use tieline_proto::id::{ClientId, MessageId};
 use tieline_proto::text;
 use tokio::time::Instant;
@@ -23,6 +24,9 @@ const TRIES_MAX: u32 = 5;
 
 /// Pause before it is.
 const TRY_PAUSE: Duration = Duration::from_millis(500);
+
+/// Longest wait, in seconds: a hundred years, so that no clock overflows.
+const TIMEOUT_MAX: u64 = 100 * 365 * 24 * 3600;
 
 /// Longest text read from stdin, in bytes; the node's own limit is far below, and says so better.
 const STDIN_LEN_MAX: u64 = 4 * 1024 * 1024;
@@ -63,13 +67,20 @@ struct Waited {
     turns: Vec<wait::Turn>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     timed_out: bool,
+    /// Why nobody knows what became of the rest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<ApiError>,
 }
 
 /// Runs it.
 pub async fn run(context: &Context, args: Post) -> Done {
-    let (channel, text) = channel_and_text(&args.words, &Context::env)?;
-    if args.attach.len() > attach::COUNT_MAX {
-        return Err(ApiError::new(Code::Limit, format!("a post has at most {} attachments", attach::COUNT_MAX))
+    let (channel, text) = channel_and_text(&args.words, !args.attach.is_empty(), &Context::env)?;
+    if args.attach.is_empty() && text.trim().is_empty() {
+        return Err(ApiError::new(Code::Invalid, "an empty post without attachments says nothing")
+            .hint("tieline post CHANNEL TEXT, or with --attach FILE"));
+    }
+    if args.attach.len() > ATTACHMENTS_MAX {
+        return Err(ApiError::new(Code::Limit, format!("a post has at most {} attachments", ATTACHMENTS_MAX))
             .hint("pack them into one file, or post the rest after it"));
     }
     let client_id = match &args.id {
@@ -77,7 +88,7 @@ pub async fn run(context: &Context, args: Post) -> Done {
             .map_err(|error| ApiError::new(Code::Invalid, error.to_string()).hint("leave --id out and one is made"))?,
         None => super::new_client_id()?,
     };
-    let deadline = args.timeout.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let deadline = args.timeout.map(|seconds| Instant::now() + Duration::from_secs(seconds.min(TIMEOUT_MAX)));
     let dial = context.dial();
     let mut client = dial.connect().await?;
     let mut attachments = Vec::new();
@@ -107,9 +118,13 @@ pub async fn run(context: &Context, args: Post) -> Done {
     let waited = wait::turns(context, &dial, &channel, &posted, deadline).await?;
     let exit = waited.exit();
     if out.json {
-        out.value(&Waited { posted: answer, turns: waited.turns, timed_out: waited.timed_out })?;
+        let wait::Waited { turns, timed_out, lost: error } = waited;
+        out.value(&Waited { posted: answer, turns, timed_out, error })?;
     } else if waited.timed_out {
         out.note("still unfinished; the message stays. tieline tail shows what becomes of it");
+    } else if let Some(error) = waited.lost {
+        out.note(&format!("#{} is saved; what became of it is not known here", posted.message));
+        out.error(&error);
     }
     Ok(exit)
 }
@@ -133,12 +148,17 @@ async fn send(dial: &Dial, client: &mut Client, request: Request) -> Result<Valu
     }
 }
 
-/// Inside a turn one word is the text and the channel is the turn's.
-fn channel_and_text(words: &[String], env: &dyn Fn(&str) -> Option<String>) -> Result<(String, String), ApiError> {
+/// Inside a turn one word is the text and the channel is the turn's; elsewhere it is the channel, if a file says it all.
+fn channel_and_text(
+    words: &[String],
+    has_files: bool,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<(String, String), ApiError> {
     let (channel, text) = match words {
         [channel, text] => (channel.clone(), text),
         [text] => match env("TIELINE_CHANNEL").filter(|channel| !channel.is_empty()) {
             Some(channel) => (channel, text),
+            None if has_files => return Ok((text.clone(), String::new())),
             None => {
                 return Err(
                     ApiError::new(Code::Invalid, "a post needs a channel and a text").hint("tieline post CHANNEL TEXT")
@@ -198,7 +218,7 @@ mod tests {
     fn check(words: &[&str], channel: Option<&str>) -> Result<(String, String), ApiError> {
         let words: Vec<_> = words.iter().map(|word| (*word).to_owned()).collect();
         let env = |name: &str| channel.filter(|_| name == "TIELINE_CHANNEL").map(str::to_owned);
-        channel_and_text(&words, &env)
+        channel_and_text(&words, false, &env)
     }
 
     #[test]
@@ -208,5 +228,7 @@ mod tests {
         assert_eq!(check(&["lobby", "hi"], Some("ops")).unwrap().0, "lobby");
         let error = check(&["hi"], None).unwrap_err();
         assert_eq!((error.code, error.hint.as_str()), (Code::Invalid, "tieline post CHANNEL TEXT"));
+        let alone = channel_and_text(&["lobby".to_owned()], true, &|_| None).unwrap();
+        assert_eq!(alone, ("lobby".to_owned(), String::new()), "a file may say it all");
     }
 }

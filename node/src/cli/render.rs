@@ -13,7 +13,8 @@ use tieline_proto::id::{MemberId, MessageId, NodeId};
 use tieline_proto::text;
 
 use super::follow::{Frame, FrameHead};
-use super::out::Style;
+use super::out::{Out, Style};
+use crate::config::shell_word;
 
 mod entries;
 mod events;
@@ -24,6 +25,9 @@ const INDENT: &str = "    ";
 /// Characters shown of a tool's input, a reason, a name.
 const LINE_LEN_MAX: usize = 160;
 
+/// Characters shown of why a turn failed: it ends with what to do about it.
+const REASON_LEN_MAX: usize = 1000;
+
 /// Turns followed at a time; of older ones only the end is shown.
 const STREAMS_MAX: usize = 256;
 
@@ -31,6 +35,9 @@ const STREAMS_MAX: usize = 256;
 #[derive(Debug)]
 pub struct Renderer {
     style: Style,
+    /// The channel, and how this program is called for its node: for what is shown to be typed.
+    channel: String,
+    program: String,
     details: bool,
     /// Whether what comes is new, and not history.
     live: bool,
@@ -57,6 +64,8 @@ struct Turn {
     whole: bool,
     /// Whether any of its text was shown.
     has_text: bool,
+    /// Nobody knows how it ended.
+    held: bool,
 }
 
 /// The block at the cursor.
@@ -107,6 +116,8 @@ impl Renderer {
     pub fn new(style: Style) -> Self {
         Self {
             style,
+            channel: "CHANNEL".to_owned(),
+            program: "tieline".to_owned(),
             details: false,
             live: false,
             zone: TimeZone::system(),
@@ -116,6 +127,13 @@ impl Renderer {
             open: None,
             out: String::new(),
         }
+    }
+
+    /// Learns what is typed to answer in this channel.
+    pub fn of(mut self, channel: &str, out: Out) -> Self {
+        self.channel = shell_word(&short(channel));
+        self.program = out.program.to_owned();
+        self
     }
 
     /// Shows also what only somebody who looks for it wants: tool results, reasoning, usage, hand-over.
@@ -187,10 +205,14 @@ impl Renderer {
             return;
         }
         let running: Vec<_> =
-            self.turns.iter().filter(|(_, turn)| !turn.has_text).map(|(message, _)| *message).collect();
+            self.turns.iter().filter(|(_, turn)| !turn.has_text && !turn.held).map(|(message, _)| *message).collect();
         for message in running {
             self.enter(message, None);
         }
+    }
+
+    fn command(&self, args: &str) -> String {
+        format!("{} {args}", self.program)
     }
 
     fn handle_of(&self, member: MemberId) -> String {

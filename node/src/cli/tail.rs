@@ -41,7 +41,7 @@ pub async fn run(context: &Context, args: Tail) -> Done {
     // A person sees turns as they go in any case; programs say whether they want that.
     let events = args.events || !out.json;
     let what = What { channel: args.channel.clone(), since: Seq(args.since), events, once: args.once };
-    let mut renderer = Renderer::new(out.style).with_details(args.events);
+    let mut renderer = Renderer::new(out.style).of(&args.channel, out).with_details(args.events);
     if !out.json {
         let mut client = dial.connect().await?;
         let shown = client.call(Request::ChannelShow { channel: args.channel.clone() }).await?;

@@ -30,15 +30,15 @@ pub struct Up {
     #[arg(long, value_name = "MULTIADDR")]
     bootstrap: Vec<String>,
 
-    /// A relay to be reachable through
+    /// A relay to be reachable through; refused, for this version has no relays yet
     #[arg(long, value_name = "MULTIADDR")]
     relay: Vec<String>,
 
-    /// Don't look for nodes on the LAN
+    /// Don't look for nodes on the LAN; this version never does
     #[arg(long)]
     no_mdns: bool,
 
-    /// Serve the page and the device door on the LAN too
+    /// Serve the page and the device door on the LAN too; refused, for this version can't yet
     #[arg(long)]
     lan: bool,
 
@@ -69,6 +69,7 @@ impl Up {
             ..Flags::default()
         };
         let config = context.load(flags)?.config;
+        config.check_supported()?;
         logging::init_node(&config).map_err(|error| ApiError::new(Code::Internal, format!("no logs: {error}")))?;
         raise_descriptors();
         let runtime = tokio::runtime::Builder::new_multi_thread()

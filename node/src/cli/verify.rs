@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`audit`] | what makes a channel good: chain, seals, authors, journals |
 //! | [`source`] | where lines come from: a data folder or an exported file |
-//! | [`export`] | the file that holds all it takes to verify |
+//! | [`mod@export`] | the file that holds all it takes to verify |
 
 use std::path::Path;
 
@@ -20,8 +20,11 @@ mod audit;
 mod export;
 mod source;
 
-use audit::Audit;
+use audit::{Audit, Bad};
 use source::{Folder, Source};
+
+/// How often a log is read again that a node is writing.
+const LOOKS_MAX: u32 = 5;
 
 /// What was found.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
@@ -76,16 +79,7 @@ async fn judge(
     pinned: Option<OrgId>,
     own: Option<OrgId>,
 ) -> Result<Report, ApiError> {
-    let vouched = if source.is_live(&context.data()) { head_now(context, source.channel()).await } else { None };
-    let mut audit = Audit::new(source.channel(), source.org_chain())?;
-    let mut bad = source.read(&mut audit)?.err();
-    // A node that runs may be in the middle of a write. What it had saved when we began is good; the rest is not yet said.
-    if let (Some(vouched), Some(found)) = (vouched, &bad)
-        && audit.head().seq >= vouched
-        && found.seq > vouched
-    {
-        bad = None;
-    }
+    let (audit, mut bad) = read(context, source).await?;
     if bad.is_none() {
         bad = source.journals(&audit)?.err();
     }
@@ -113,11 +107,43 @@ async fn judge(
     })
 }
 
-/// The last entry that the running node has saved.
-async fn head_now(context: &Context, channel: ChannelId) -> Option<Seq> {
+/// Reads a source's whole log: what was found, and what is wrong with it.
+///
+/// A node that runs may be in the middle of a write: lines behind what it had saved when we began are not yet said, and
+/// are left out. That holds for a torn tail alone. Damage stays where it is when one looks again, has good seals behind
+/// it, or has made the node take no more writes.
+async fn read(context: &Context, source: &mut Source) -> Result<(Audit, Option<Bad>), ApiError> {
+    let mut before = None;
+    for _ in 0..LOOKS_MAX {
+        let vouched = if source.is_live() { vouched(context, source.channel()).await } else { None };
+        if vouched.is_some() {
+            source.renew()?;
+        }
+        let mut audit = Audit::new(source.channel(), source.org_chain())?;
+        let bad = source.read(&mut audit)?.err();
+        let head = audit.head().seq;
+        let Some(bad) = bad else { return Ok((audit, None)) };
+        if vouched.is_none_or(|saved| head < saved || bad.seq <= saved) || before == Some(bad.seq) {
+            return Ok((audit, Some(bad)));
+        }
+        if !source.is_sealed_behind(head)? {
+            return Ok((audit, None));
+        }
+        // The node may have gone on while we read: then it is good the next time.
+        before = Some(bad.seq);
+    }
+    // Each time it was good beyond the place where it had seemed bad.
+    let mut audit = Audit::new(source.channel(), source.org_chain())?;
+    let _torn = source.read(&mut audit)?;
+    Ok((audit, None))
+}
+
+/// The last entry that the running node has saved; `None` when it does not answer, or takes no writes and so is not in
+/// the middle of one.
+async fn vouched(context: &Context, channel: ChannelId) -> Option<Seq> {
     let mut client = context.dial().connect().await.ok()?;
     let shown = client.call(Request::ChannelShow { channel: channel.to_string() }).await.ok()?;
-    shown["head"]["seq"].as_u64().map(Seq)
+    shown["read_only"].is_null().then(|| shown["head"]["seq"].as_u64().map(Seq)).flatten()
 }
 
 fn render(context: &Context, report: &Report) -> String {
@@ -139,12 +165,8 @@ fn render(context: &Context, report: &Report) -> String {
 }
 
 /// `tieline channel export`.
-pub fn export(context: &Context, channel: &str, file: &Path) -> Done {
-    let folder = Folder::open(&context.data())?.ok_or_else(|| {
-        ApiError::new(Code::NotFound, format!("there is no data in {}", context.data().display()))
-            .hint("name the folder with --data")
-    })?;
-    let done = export::write(&folder, channel, file)?;
+pub async fn export(context: &Context, channel: &str, file: &Path) -> Done {
+    let done = exported(context, channel, file).await?;
     if context.out.json {
         context.out.value(&done)?;
     } else {
@@ -153,6 +175,19 @@ pub fn export(context: &Context, channel: &str, file: &Path) -> Done {
         context.out.note(&format!("check it anywhere: tieline channel verify {} --org {}", file.display(), done.org));
     }
     Ok(Exit::OK)
+}
+
+/// Exports what is good as a whole, up to its last seal.
+async fn exported(context: &Context, named: &str, file: &Path) -> Result<export::Exported, ApiError> {
+    let folder = Folder::open(&context.data())?.ok_or_else(|| {
+        ApiError::new(Code::NotFound, format!("there is no data in {}", context.data().display()))
+            .hint("name the folder with --data")
+    })?;
+    let mut source = Source::of(&folder, folder.channel_here(named)?);
+    match read(context, &mut source).await? {
+        (audit, None) => export::write(&source, named, audit.head(), file),
+        (_, Some(bad)) => Err(export::broken(named, &bad)),
+    }
 }
 
 /// Whether a node may be writing into a data folder.

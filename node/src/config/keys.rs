@@ -51,7 +51,9 @@ pub fn resolve(
 
     let config = Config {
         data: data.clone(),
+        data_chosen: data_source != Source::Default,
         name: name.text(node_name)?,
+        name_chosen: name.source != Source::Default,
         api: ApiAddr { addr: api.text(loopback)?, chosen: api.source != Source::Default },
         listen: Listen { addrs: listen.list(multiaddr)?, chosen: listen.source != Source::Default },
         bootstrap: bootstrap.list(multiaddr)?,
@@ -63,6 +65,7 @@ pub fn resolve(
         log: log.text(log_format)?,
         log_level: log_level.text(log_filter)?,
         ready_file: flags.ready_file.clone(),
+        json: flags.json,
     };
 
     let mut settings = vec![Setting { key: "data".to_owned(), value: json!(data), source: data_source }];
@@ -207,11 +210,7 @@ fn loopback(text: &str) -> Result<SocketAddr, String> {
         .and_then(|port| Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port.parse().ok()?)))
         .or_else(|| text.parse().ok())
         .ok_or("it takes an address with a port, as 127.0.0.1:8137")?;
-    if addr.ip().is_loopback() {
-        Ok(addr)
-    } else {
-        Err("the API listens on loopback only; --lan serves devices on the LAN".to_owned())
-    }
+    if addr.ip().is_loopback() { Ok(addr) } else { Err("the API listens on loopback only".to_owned()) }
 }
 
 fn multiaddr(text: &str) -> Result<Multiaddr, String> {
@@ -236,10 +235,17 @@ fn log_format(text: &str) -> Result<LogFormat, String> {
     }
 }
 
-fn log_filter(text: &str) -> Result<String, String> {
+/// Checks what is to be logged.
+///
+/// # Errors
+/// When it is no filter, in words.
+pub fn log_filter(text: &str) -> Result<String, String> {
+    // The library takes any word for the name of a part to log, and then logs nothing else.
+    let is_level = |word: &str| word.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();
+    let is_sound = |part: &str| is_level(part.rsplit_once('=').map_or(part, |(_, level)| level).trim());
     match tracing_subscriber::EnvFilter::try_new(text) {
-        Ok(_) => Ok(text.to_owned()),
-        Err(error) => Err(format!("it takes a filter such as info or tieline=debug: {error}")),
+        Ok(_) if text.split(',').all(is_sound) => Ok(text.to_owned()),
+        _ => Err("it takes a level, or a filter such as info,tieline=debug".to_owned()),
     }
 }
 

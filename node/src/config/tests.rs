@@ -106,7 +106,12 @@ fn wrong_values_say_key_value_source_and_reason() {
     check("harness.gpu.command = []", &["harness.gpu needs command"]);
     check("env_pass = ['A B']", &["A B"]);
     check("log = 2030-01-01", &["log", "text"]);
-    check("log_level = '==='", &["log_level"]);
+    for filter in ["===", "zz((", "zzz", "info,x"] {
+        check(&format!("log_level = '{filter}'"), &["log_level", filter]);
+    }
+    for filter in ["debug", "tieline=debug,warn", "tieline::net=trace, info", "off"] {
+        Box::new().env("TIELINE_LOG_LEVEL", filter).load().unwrap();
+    }
     check("name = ''", &["name"]);
     let error = Box::new().file("data", "name = [").refusal();
     assert!(error.message.contains("not valid TOML"), "{}", error.message);
@@ -151,4 +156,28 @@ fn unreadable_file_is_an_error_not_a_default() {
     let at = Box::new();
     fs::create_dir_all(at.root.path().join("data/config.toml")).unwrap();
     assert!(matches!(at.load(), Err(ConfigError::Read { .. })));
+}
+
+#[test]
+fn a_relative_data_folder_is_made_absolute() {
+    let here = std::env::current_dir().unwrap();
+    let mut at = Box::new().env("TIELINE_DATA", "env/data");
+    assert_eq!(at.load().unwrap().config.data, here.join("env/data"));
+    at.flags.data = Some(PathBuf::from("flag"));
+    let config = at.load().unwrap().config;
+    assert_eq!(config.data, here.join("flag"));
+    assert_eq!(config.command("status"), format!("tieline --data {} status", here.join("flag").display()));
+    assert_eq!(Box::new().load().unwrap().config.command("status"), "tieline status");
+}
+
+#[test]
+fn what_does_nothing_yet_is_refused_and_not_believed() {
+    let check = |at: Box, part: &str| {
+        let error = at.load().unwrap().config.check_supported().unwrap_err();
+        assert_eq!(error.code, Code::Invalid);
+        assert!(error.message.contains(part) && error.message.contains("not"), "{}", error.message);
+    };
+    check(Box::new().env("TIELINE_LAN", "1"), "LAN");
+    check(Box::new().file("data", "relay = ['/ip4/192.0.2.1/tcp/8140']"), "relay");
+    Box::new().env("TIELINE_MDNS", "off").load().unwrap().config.check_supported().unwrap();
 }

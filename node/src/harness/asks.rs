@@ -16,16 +16,22 @@ const QUESTIONS_MAX: usize = 16;
 /// Options of one question that are shown.
 const OPTIONS_MAX: usize = 64;
 
+/// Longest rule that is offered, in bytes: it is what one approves, so all of it must be seen.
+const RULE_LEN_MAX: usize = 180;
+
 /// Longest prompt, label or explanation, in bytes.
 const WORDS_LEN_MAX: usize = 8 * 1024;
 
-/// Asks for a permission. `None` when the action is too long to be shown whole.
-pub(super) fn approval(id: String, tool: &str, prompt: &str, action: &RawValue, session: bool) -> Option<Ask> {
+/// Asks for a permission; `session` says what is allowed with it until the program ends, when it offers that. `None`
+/// when the action is too long to be shown whole.
+pub(super) fn approval(id: String, tool: &str, prompt: &str, action: &RawValue, session: Option<&str>) -> Option<Ask> {
     if action.get().len() > ACTION_LEN_MAX {
         return None;
     }
     let once = option(ALLOW, "this once");
-    let always = session.then(|| option(ALLOW_SESSION, "this and others like it, until the program ends"));
+    // What can't be shown whole can't be allowed.
+    let session = session.filter(|rule| rule.len() <= RULE_LEN_MAX);
+    let always = session.map(|rule| option(ALLOW_SESSION, &format!("{rule}, until the program ends")));
     Some(Ask {
         id,
         kind: AskKind::Approval,

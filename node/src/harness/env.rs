@@ -7,12 +7,9 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 /// Passed to every program when the node has it.
-const PASSED: [&str; 21] = [
+const PASSED: [&str; 18] = [
     "HOME",
     "PATH",
-    "USER",
-    "LOGNAME",
-    "SHELL",
     "LANG",
     "TMPDIR",
     "HTTP_PROXY",
@@ -31,9 +28,6 @@ const PASSED: [&str; 21] = [
     "GIT_SSL_CAINFO",
 ];
 
-/// Start of the names of locale variables; all are passed.
-const LOCALE: &str = "LC_";
-
 /// Where programs are looked for when the node itself was given no `PATH`.
 const PATH_DEFAULT: &str = "/usr/local/bin:/usr/bin:/bin";
 
@@ -47,7 +41,7 @@ pub fn base(node: impl IntoIterator<Item = (OsString, OsString)>, env_pass: &[St
         .into_iter()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .filter(|(name, _)| !name.starts_with("TIELINE_"))
-        .filter(|(name, _)| PASSED.contains(&name.as_str()) || name.starts_with(LOCALE) || env_pass.contains(name))
+        .filter(|(name, _)| PASSED.contains(&name.as_str()) || env_pass.contains(name))
         .collect();
     env.entry("PATH".to_owned()).or_insert_with(|| PATH_DEFAULT.to_owned());
     env
@@ -59,10 +53,10 @@ mod tests {
 
     #[test]
     fn only_the_list_and_what_the_owner_passes_reaches_programs() {
-        let node = ["HOME", "LC_ALL", "https_proxy", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "TIELINE_DATA"]
+        let node = ["HOME", "USER", "https_proxy", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "TIELINE_DATA"]
             .map(|name| (name.into(), "x".into()));
         let env = base(node, &["OPENAI_API_KEY".to_owned(), "TIELINE_DATA".to_owned()]);
         let names: Vec<&str> = env.keys().map(String::as_str).collect();
-        assert_eq!(names, ["HOME", "LC_ALL", "OPENAI_API_KEY", "PATH", "https_proxy"]);
+        assert_eq!(names, ["HOME", "OPENAI_API_KEY", "PATH", "https_proxy"]);
     }
 }

@@ -250,6 +250,10 @@ impl Inner {
         *lock(&slot.used) = Instant::now();
         // The next turn of this member may start before the end of this one is taken.
         drop(kept);
+        // A turn that began to wait just before found this program at work.
+        if inner.waiting.load(Ordering::SeqCst) > 0 {
+            inner.end_longest_idle();
+        }
         io.finish(outcome).await;
     }
 
@@ -382,7 +386,7 @@ struct Waiting<'a>(&'a AtomicUsize);
 
 impl<'a> Waiting<'a> {
     fn new(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
+        count.fetch_add(1, Ordering::SeqCst);
         Self(count)
     }
 }

@@ -210,6 +210,39 @@ pub(super) fn kill_descendants(ancestor: Pid) {
     }
 }
 
+/// Processes between this one and what it started in the end; a longer row is taken for one that hides.
+const DEPTH_MAX: usize = 256;
+
+/// Whether a process descends from this one. The node starts nothing but agents' programs. False where there is no
+/// `/proc` to tell.
+pub(crate) fn is_beneath_us(pid: i32) -> bool {
+    let parent = |pid: Pid| {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
+        Some(parent_of(&stat))
+    };
+    let us = getpid();
+    if parent(us).is_none() {
+        return false;
+    }
+    // Somebody in the row may end while we look: then those below it have another parent by now. Who is gone itself
+    // can't say where it came from.
+    'again: for _ in 0..3 {
+        let mut at = Pid::from_raw(pid);
+        for _ in 0..DEPTH_MAX {
+            let Some(here) = at.filter(|here| *here != us || Pid::from_raw(pid) != Some(us)) else { return false };
+            if here == us {
+                return true;
+            }
+            match parent(here) {
+                Some(above) => at = above,
+                None => continue 'again,
+            }
+        }
+        return true;
+    }
+    true
+}
+
 /// Every process of this box with its parent; empty where there is no `/proc`.
 fn parents() -> Vec<(Pid, Pid)> {
     let Ok(folder) = std::fs::read_dir("/proc") else { return Vec::new() };
@@ -233,6 +266,26 @@ fn parent_of(stat: &str) -> Option<Pid> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_we_started_is_beneath_us_and_nothing_else() {
+        let raw = |pid: u32| i32::try_from(pid).expect("a pid");
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 60 & echo $!; wait"]).stdout(std::process::Stdio::piped()).process_group(0);
+        let mut child = command.spawn().expect("started");
+        let mut line = String::new();
+        let mut stdout = io::BufReader::new(child.stdout.take().expect("piped"));
+        io::BufRead::read_line(&mut stdout, &mut line).expect("a line");
+        let grandchild = line.trim().parse().expect("a pid");
+        assert!(is_beneath_us(raw(child.id())) && is_beneath_us(grandchild));
+        assert!(!is_beneath_us(raw(std::process::id())), "we are not beneath ourselves");
+        assert!(!is_beneath_us(1) && !is_beneath_us(0));
+        assert!(getppid().is_none_or(|parent| !is_beneath_us(parent.as_raw_nonzero().get())));
+        signal_group(Pid::from_child(&child), Signal::KILL);
+        child.wait().expect("gone");
+        assert!(is_beneath_us(raw(child.id())), "who is gone can't say where it came from");
+    }
 
     #[test]
     fn the_parent_is_found_whatever_the_name_is() {

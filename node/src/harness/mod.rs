@@ -5,7 +5,7 @@
 //!
 //! * [`host`] keeps one session a member, starts turns in it and ends its program.
 //! * [`registry`] knows which harnesses this box has: the built-in ones and the owner's own commands.
-//! * [`env`] makes the environment that programs get.
+//! * [`mod@env`] makes the environment that programs get.
 //! * [`keeper`] is the small process between the node and every program: nothing outlives it, and it doesn't outlive
 //!   the node.
 

@@ -4,9 +4,9 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -14,6 +14,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tieline_proto::id::{Handle, ParseIdError};
 use tokio::io::AsyncReadExt as _;
+
+use crate::keys;
 
 /// The owner's commands, in the data folder.
 const FILE: &str = "harnesses.json";
@@ -336,25 +338,7 @@ fn write(data: &Path, own: &BTreeMap<Handle, Own>) -> Result<(), RegistryError> 
     let path = data.join(FILE);
     let json =
         serde_json::to_vec_pretty(own).map_err(|error| RegistryError::Malformed { path: path.clone(), error })?;
-    write_private(&path, &json).map_err(|error| RegistryError::Io { path, error })
-}
-
-/// Replaces a file that only the owner may read: written beside it, synced, renamed; the old one stays whole until then.
-pub(crate) fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let name = path.file_name().unwrap_or_default().display();
-    let beside = folder.join(format!(".{name}.{}", std::process::id()));
-    let written = (|| {
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&beside, path)?;
-        File::open(folder)?.sync_all()
-    })();
-    if written.is_err() {
-        let _left = fs::remove_file(&beside);
-    }
-    written
+    keys::write(&path, &json).map_err(|error| RegistryError::Io { path, error })
 }
 
 #[cfg(test)]

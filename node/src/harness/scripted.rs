@@ -17,7 +17,7 @@
 //! | `script:sleep(2s)` | waits |
 //! | `script:usage(IN,OUT)` | reports tokens |
 //! | `script:notice(TEXT)` | a remark |
-//! | `script:settings`, `script:env(NAME)`, `script:turn` | says the turn's settings, a variable, which turn of the session it is |
+//! | `script:settings`, `script:env(NAME)`, `script:turn` | says the turn's settings, one of its `TIELINE_*` names, which turn of the session it is |
 //!
 //! **Witness.** When the host has a witness file, a line `CHANNEL RUN ATTEMPT` is appended and synced before the first
 //! event of every turn: proof, outside the node's own storage, that the turn ran, and how often.
@@ -38,6 +38,15 @@ use super::{Command, TurnSpec};
 
 /// Longest text of `script:big`, in bytes.
 const BIG_LEN_MAX: usize = 64 * 1024;
+
+/// All that a `script:big` says, in bytes: whoever may post can ask for it, and every box keeps it.
+const BIG_TOTAL_MAX: u64 = 256 * 1024 * 1024;
+
+/// Words of a `script:words`.
+const WORDS_MAX: u64 = 100_000;
+
+/// Variables that are said to whoever asks. The others may be secrets that the owner passes on to other harnesses.
+const SAID: [&str; 2] = ["TIELINE_CHANNEL", "TIELINE_MEMBER"];
 
 /// Start of a session's name; its number of turns follows.
 const SESSION: &str = "scripted-";
@@ -135,6 +144,7 @@ impl Player<'_> {
     async fn step(&mut self, step: Step) -> Result<(), Outcome> {
         match step {
             Step::Words { count, gap } => {
+                let count = if self.is_test() { count } else { count.min(WORDS_MAX) };
                 for n in 1..=count {
                     let end = if n == count { "\n" } else { " " };
                     self.say(format!("word{n}{end}")).await;
@@ -167,17 +177,25 @@ impl Player<'_> {
             Step::Notice(text) => self.io.emit(Event::Notice { text }).await,
             Step::Settings => {
                 let model = self.spec.model.as_deref().unwrap_or("default");
-                let policy = serde_json::to_value(self.spec.policy).unwrap_or_default();
-                let policy = policy.as_str().unwrap_or_default();
+                let policy = self.spec.policy.name();
                 self.say(format!("model={model} policy={policy} cwd={}\n", self.spec.cwd.display())).await;
             }
             Step::Env(name) => {
-                let value = self.setting.env(self.spec).remove(&name);
-                self.say(format!("{name}={}\n", value.unwrap_or_default())).await;
+                if self.is_test() || SAID.contains(&name.as_str()) {
+                    let value = self.setting.env(self.spec).remove(&name);
+                    self.say(format!("{name}={}\n", value.unwrap_or_default())).await;
+                } else {
+                    self.say(format!("{name} is not said: it may be a secret\n")).await;
+                }
             }
             Step::Turn => self.say(format!("turn {} of this session\n", self.turn)).await,
         }
         Ok(())
+    }
+
+    /// Whether the box is a test's: then it may be filled, and has no secrets.
+    const fn is_test(&self) -> bool {
+        self.setting.witness.is_some()
     }
 
     async fn say(&mut self, text: String) {
@@ -256,6 +274,7 @@ impl Player<'_> {
 
     async fn flood(&mut self, count: u64, len: usize) -> Result<(), Outcome> {
         let text = "x".repeat(len.max(1));
+        let count = if self.is_test() { count } else { count.min(BIG_TOTAL_MAX / text.len() as u64) };
         for _ in 0..count {
             self.say(text.clone()).await;
             if self.io.interrupt_waits() {

@@ -24,6 +24,13 @@ pub(super) const BODY_LEN_MAX: usize = 512 * 1024;
 /// The browser session's cookie.
 pub(super) const COOKIE: &str = "tieline_session";
 
+/// The header with the session's key; the cookie alone proves nothing, for other ports of this host get it too.
+pub(super) const KEY_HEADER: &str = "x-tieline-session";
+
+/// The subprotocol of a WebSocket, and how the one begins that carries the key: a page can't set its headers.
+pub(super) const PROTOCOL: &str = "tieline";
+const KEY_PROTOCOL: &str = "tieline.session.";
+
 /// Paths that need no login. They tell nothing about the node but that it is one.
 const PUBLIC: [&str; 5] = ["/", "/assets/page.css", "/healthz", "/openapi.json", "/v1/session"];
 
@@ -34,8 +41,8 @@ pub(super) enum Access {
     Local,
     /// The API token, as of a generation.
     Token(u64),
-    /// A browser session.
-    Session(String),
+    /// A browser session: its cookie and its key.
+    Session(String, String),
     /// An agent's token.
     Agent(String),
 }
@@ -46,7 +53,7 @@ impl Access {
         match self {
             Self::Local => Some(Caller::Owner),
             Self::Token(generation) => (app.token.generation() == *generation).then_some(Caller::Owner),
-            Self::Session(id) => app.token.session_is(id).then_some(Caller::Owner),
+            Self::Session(id, key) => app.token.session_is(id, key).then_some(Caller::Owner),
             Self::Agent(token) => app.backend.tokens.agent(token),
         }
     }
@@ -64,10 +71,10 @@ pub(super) fn hosts(addr: SocketAddr) -> Vec<String> {
 
 /// The middleware.
 pub(super) async fn check(State(app): State<App>, request: Request, next: Next) -> Result<Response, Failure> {
-    let door = match request.extensions().get::<Connection>() {
-        Some(connection) => connection.door,
+    let (door, is_agents) = match request.extensions().get::<Connection>() {
+        Some(connection) => (connection.door, connection.is_agents),
         // Only connections make requests; the stricter door for what has none.
-        None => Door::Tcp,
+        None => (Door::Tcp, false),
     };
     if door == Door::Tcp {
         let host = host(&app, &request)?;
@@ -78,6 +85,15 @@ pub(super) async fn check(State(app): State<App>, request: Request, next: Next) 
         return Err(unauthorized("a token in a URL is never accepted: URLs end in logs and histories"));
     }
     let access = if public { None } else { Some(access(&app, door, request.headers())?) };
+    // The socket's word is the owner's. What an agent starts has a token, and leaving it out lifts no limit.
+    if is_agents && !public && !matches!(access, Some(Access::Agent(_))) {
+        return Err(Failure::with(
+            StatusCode::FORBIDDEN,
+            Code::Refused,
+            "a program that an agent started speaks as that agent",
+            "leave TIELINE_TOKEN as the turn was given it",
+        ));
+    }
     let mut request = body(&app, request).await?;
     if let Some(access) = access {
         let caller = access.caller(&app).ok_or_else(|| unauthorized("the token is no longer good"))?;
@@ -113,8 +129,10 @@ fn origin(host: &str, request: &Request) -> Result<(), Failure> {
         || request.headers().contains_key(header::UPGRADE)
         || request.uri().path() == "/v1/ws";
     let mut named = request.headers().get_all(header::ORIGIN).iter();
+    // A browser names the page's origin in all that may change something, and sets no bearer for a page of others.
+    let is_program = request.headers().contains_key(header::AUTHORIZATION);
     let allowed = match (named.next(), named.next()) {
-        (None, _) => !must,
+        (None, _) => !must || is_program,
         (Some(value), None) => value.as_bytes().strip_prefix(b"http://").is_some_and(|o| o == host.as_bytes()),
         _ => false,
     };
@@ -154,11 +172,20 @@ fn access(app: &App, door: Door, headers: &HeaderMap) -> Result<Access, Failure>
     if door == Door::Unix {
         return Ok(Access::Local);
     }
-    match cookie(headers) {
-        Some(id) if app.token.session_is(id) => Ok(Access::Session(id.to_owned())),
-        Some(_) => Err(unauthorized("this session has ended")),
-        None => Err(unauthorized("this needs a login")),
+    match (cookie(headers), session_key(headers)) {
+        (Some(id), Some(key)) if app.token.session_is(id, key) => Ok(Access::Session(id.to_owned(), key.to_owned())),
+        (Some(_), Some(_)) => Err(unauthorized("this session has ended")),
+        (Some(_), None) => Err(unauthorized("a cookie without its session's key is no login")),
+        (None, _) => Err(unauthorized("this needs a login")),
     }
+}
+
+/// What the page got when it logged in.
+fn session_key(headers: &HeaderMap) -> Option<&str> {
+    let header = headers.get(KEY_HEADER).and_then(|value| value.to_str().ok());
+    let protocols = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| value.to_str().ok());
+    let mut protocols = protocols.flat_map(|value| value.split(','));
+    header.map(str::trim).or_else(|| protocols.find_map(|name| name.trim().strip_prefix(KEY_PROTOCOL)))
 }
 
 fn bearer(value: &HeaderValue) -> Option<&str> {

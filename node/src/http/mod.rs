@@ -31,7 +31,7 @@ mod page;
 mod rest;
 mod serve;
 pub mod token;
-mod ws;
+pub(crate) mod ws;
 
 /// Knows the tokens that the node gave to agents' processes.
 pub trait Tokens: Send + Sync + 'static {
@@ -198,7 +198,13 @@ pub enum DoorError {
 
 impl From<DoorError> for ApiError {
     fn from(error: DoorError) -> Self {
-        let hint = match &error {
+        Self::from(&error)
+    }
+}
+
+impl From<&DoorError> for ApiError {
+    fn from(error: &DoorError) -> Self {
+        let hint = match error {
             DoorError::Bind { error, .. } if error.kind() == std::io::ErrorKind::AddrInUse => {
                 "choose another with --api 127.0.0.1:PORT, or leave it out".to_owned()
             }
@@ -207,7 +213,11 @@ impl From<DoorError> for ApiError {
             DoorError::NotToken { path } => format!("remove {} and a new one is made", path.display()),
             DoorError::Bind { .. } | DoorError::File { .. } => String::new(),
         };
-        Self::new(Code::Internal, error.to_string()).hint(hint)
+        let code = match error {
+            DoorError::Open { .. } | DoorError::Foreign { .. } => Code::Refused,
+            _ => Code::Internal,
+        };
+        Self::new(code, error.to_string()).hint(hint)
     }
 }
 

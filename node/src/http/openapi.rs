@@ -46,7 +46,7 @@ pub fn document() -> utoipa::openapi::OpenApi {
         rest::attachment,
     ),
     modifiers(&Logins),
-    security(("token" = []), ("session" = []))
+    security(("token" = []), ("session" = [], "session_key" = []))
 )]
 struct Routes;
 
@@ -62,6 +62,10 @@ impl Modify for Logins {
         components.add_security_scheme("token", SecurityScheme::Http(bearer));
         let cookie = ApiKeyValue::with_description(guard::COOKIE, "Set by POST /v1/session.");
         components.add_security_scheme("session", SecurityScheme::ApiKey(ApiKey::Cookie(cookie)));
+        let key = "What POST /v1/session answered: browsers send the cookie to other ports of the host too. A WebSocket \
+            offers the subprotocols `tieline` and `tieline.session.KEY` instead.";
+        let key = ApiKeyValue::with_description(guard::KEY_HEADER, key);
+        components.add_security_scheme("session_key", SecurityScheme::ApiKey(ApiKey::Header(key)));
     }
 }
 
@@ -79,6 +83,12 @@ pub(super) struct ErrorDetail {
     message: String,
     /// What to do about it
     hint: Option<String>,
+}
+
+#[derive(ToSchema)]
+pub(super) struct Session {
+    /// For the page to keep in its own origin's sessionStorage
+    key: String,
 }
 
 #[derive(ToSchema)]

@@ -6,8 +6,6 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router, middleware};
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tieline_proto::api::{ApiError, Code, Request};
@@ -18,6 +16,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::error::Failure;
 use super::{App, guard, openapi, page, ws};
+use crate::base64url;
 use crate::handle::Caller;
 
 pub(super) mod history;
@@ -90,9 +89,9 @@ pub(super) struct Login {
     token: String,
 }
 
-/// Log a browser in: the answer sets an HttpOnly, SameSite=Strict cookie
+/// Log a browser in: the answer sets an HttpOnly, SameSite=Strict cookie and holds the key that must come with it
 #[utoipa::path(post, path = "/v1/session", security(()), request_body = Login, responses(
-    (status = 204, description = "Logged in"),
+    (status = 200, description = "Logged in", body = openapi::Session),
     (status = 401, description = "Why not, and what to do about it", body = openapi::ErrorBody)))]
 pub(super) async fn session_start(State(app): State<App>, body: Bytes) -> Result<Response, Failure> {
     let login: Login = parse(&body)?;
@@ -100,9 +99,9 @@ pub(super) async fn session_start(State(app): State<App>, body: Bytes) -> Result
         let hint = "the token is the content of api-token in the data folder";
         return Err(Failure::with(StatusCode::UNAUTHORIZED, Code::Refused, "this token is not known", hint));
     }
-    let id = app.token.session_start();
+    let (id, key) = app.token.session_start();
     let cookie = format!("{}={}; HttpOnly; SameSite=Strict; Path=/; Max-Age={COOKIE_SECONDS}", guard::COOKIE, &*id);
-    Ok(with_cookie(&cookie))
+    Ok(with_cookie(&cookie, Json(json!({ "key": *key }))))
 }
 
 /// Log a browser out
@@ -111,11 +110,11 @@ pub(super) async fn session_end(State(app): State<App>, headers: HeaderMap) -> R
     if let Some(id) = guard::cookie(&headers) {
         app.token.session_end(id);
     }
-    with_cookie(&format!("{}=; HttpOnly; SameSite=Strict; Path=/; Max-Age=0", guard::COOKIE))
+    with_cookie(&format!("{}=; HttpOnly; SameSite=Strict; Path=/; Max-Age=0", guard::COOKIE), StatusCode::NO_CONTENT)
 }
 
-fn with_cookie(cookie: &str) -> Response {
-    let mut response = StatusCode::NO_CONTENT.into_response();
+fn with_cookie(cookie: &str, answer: impl IntoResponse) -> Response {
+    let mut response = answer.into_response();
     if let Ok(value) = HeaderValue::from_str(cookie) {
         response.headers_mut().insert(header::SET_COOKIE, value);
     }
@@ -323,7 +322,7 @@ async fn piece(app: &App, caller: &Caller, channel: &str, hash: Hash, offset: u6
     let value = app.backend.node.call(caller.clone(), request).await?;
     let wrong = |what: String| ApiError::new(Code::Internal, what);
     let piece: BlobPiece = serde_json::from_value(value).map_err(|error| wrong(error.to_string()))?;
-    let bytes = URL_SAFE_NO_PAD.decode(&piece.data).map_err(|error| wrong(error.to_string()))?;
+    let bytes = base64url::decode(&piece.data).map_err(|()| wrong("a piece is not base64url".to_owned()))?;
     Ok((Bytes::from(bytes), piece.size))
 }
 

@@ -19,6 +19,7 @@ use tokio::time::{Instant, Sleep};
 use tower::ServiceExt;
 
 use super::{App, rest};
+use crate::harness::keeper;
 
 /// Header bytes of one request. Ours are a few hundred; cookies of other pages on this host may come along.
 const HEADER_LEN_MAX: usize = 32 * 1024;
@@ -45,6 +46,8 @@ pub(super) enum Door {
 #[derive(Clone, Debug)]
 pub(super) struct Connection {
     pub(super) door: Door,
+    /// Whether an agent's program is at the far end.
+    pub(super) is_agents: bool,
     _permit: Arc<OwnedSemaphorePermit>,
 }
 
@@ -69,7 +72,9 @@ async fn accept_unix(listener: UnixListener, app: App, router: Router) {
         if !is_ours(&stream, us) {
             continue;
         }
-        connect(stream, Door::Unix, &places, &app, &router);
+        let pid = stream.peer_cred().ok().and_then(|cred| cred.pid());
+        let is_agents = pid.is_some_and(keeper::is_beneath_us);
+        connect(stream, (Door::Unix, is_agents), &places, &app, &router);
     }
 }
 
@@ -85,7 +90,7 @@ async fn accept_tcp(listener: TcpListener, app: App, router: Router) {
         };
         // Answers are written whole; waiting for more to fill a segment only delays them.
         let _ = stream.set_nodelay(true);
-        connect(stream, Door::Tcp, &places, &app, &router);
+        connect(stream, (Door::Tcp, false), &places, &app, &router);
     }
 }
 
@@ -115,7 +120,7 @@ pub(super) const fn peer_is_allowed(peer: u32, us: u32) -> bool {
     peer == us || peer == 0
 }
 
-fn connect<S>(stream: S, door: Door, places: &Arc<Semaphore>, app: &App, router: &Router)
+fn connect<S>(stream: S, (door, is_agents): (Door, bool), places: &Arc<Semaphore>, app: &App, router: &Router)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -124,7 +129,7 @@ where
         tracing::debug!(?door, "too many connections");
         return;
     };
-    let connection = Connection { door, _permit: Arc::new(permit) };
+    let connection = Connection { door, is_agents, _permit: Arc::new(permit) };
     let io = TokioIo::new(Impatient::new(stream, app.limits.stall * STALLS_BEFORE_DROP));
     let router = router.clone();
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {

@@ -4,8 +4,8 @@
 //! or by a person who removes or rewrites the file) is dead at once, with every session made by it.
 
 use std::collections::VecDeque;
-use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -13,6 +13,7 @@ use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
 use super::{DoorError, bind};
+use crate::keys;
 
 /// File name in the data folder.
 pub const TOKEN_NAME: &str = "api-token";
@@ -36,7 +37,14 @@ struct Known {
     stamp: Option<Stamp>,
     /// Rises with every change.
     generation: u64,
-    sessions: VecDeque<Secret>,
+    sessions: VecDeque<Session>,
+}
+
+/// A browser that is logged in. Browsers send a host's cookies to every port of it, so whoever serves another port sees
+/// the id; what the page keeps for its own origin goes nowhere else.
+struct Session {
+    id: Secret,
+    key: Secret,
 }
 
 impl std::fmt::Debug for Known {
@@ -87,28 +95,29 @@ impl ApiToken {
         same.then_some(known.generation)
     }
 
-    /// Starts a browser session. Returns its id, for the cookie.
+    /// Starts a browser session. Returns its id, for the cookie, and its key, for the page.
     #[must_use]
-    pub fn session_start(&self) -> Secret {
-        let id = secret();
+    pub fn session_start(&self) -> (Secret, Secret) {
+        let (id, key) = (secret(), secret());
         let mut known = self.current();
         if known.sessions.len() >= SESSIONS_MAX {
             known.sessions.pop_front();
         }
-        known.sessions.push_back(id.clone());
-        id
+        known.sessions.push_back(Session { id: id.clone(), key: key.clone() });
+        (id, key)
     }
 
     /// Whether a browser session is good, as of now.
     #[must_use]
-    pub fn session_is(&self, id: &str) -> bool {
+    pub fn session_is(&self, id: &str, key: &str) -> bool {
         // All are compared, so that the time tells nothing about which one matched.
-        self.current().sessions.iter().fold(false, |found, known| found | same(known, id))
+        let is = |known: &Session| same(&known.id, id) & same(&known.key, key);
+        self.current().sessions.iter().fold(false, |found, known| found | is(known))
     }
 
     /// Ends a browser session.
     pub fn session_end(&self, id: &str) {
-        self.current().sessions.retain(|known| !same(known, id));
+        self.current().sessions.retain(|known| !same(&known.id, id));
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
@@ -175,19 +184,7 @@ fn stamp(path: &Path) -> io::Result<Stamp> {
     Ok((meta.ino(), meta.mtime(), meta.mtime_nsec(), u64::from(meta.mode())))
 }
 
-/// Writes a new token beside the old one and moves it over, so that no reader sees half a token.
 fn write_new(path: &Path) -> Result<(), DoorError> {
-    let fresh = path.with_extension("new");
-    let write = || {
-        match std::fs::remove_file(&fresh) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
-        file.write_all(secret().as_bytes())?;
-        file.write_all(b"\n")?;
-        file.sync_all()?;
-        std::fs::rename(&fresh, path)
-    };
-    write().map_err(|error| DoorError::File { path: path.to_owned(), error })
+    let text = Zeroizing::new(format!("{}\n", *secret()));
+    keys::write(path, text.as_bytes()).map_err(|error| DoorError::File { path: path.to_owned(), error })
 }

@@ -28,7 +28,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, Sleep};
 
 use super::App;
-use super::guard::Access;
+use super::guard::{self, Access};
 use super::serve::Connection;
 use crate::handle::{self, FRAMES_WAITING_MAX};
 
@@ -63,7 +63,7 @@ const PACK_LEN: usize = 32 * 1024;
 const ACCESS_CHECK: Duration = Duration::from_millis(500);
 
 /// Close codes, with the meaning RFC 6455 gives those below 4000.
-mod close {
+pub mod close {
     /// The node is stopping.
     pub const GOING: u16 = 1001;
     /// Only text is understood.
@@ -95,6 +95,7 @@ pub(super) async fn upgrade(
 ) -> Response {
     let packs = wishes.pack.as_deref() == Some("lines");
     upgrade
+        .protocols([guard::PROTOCOL])
         .read_buffer_size(READ_LEN)
         .write_buffer_size(WRITE_LEN)
         .max_message_size(READ_MESSAGE_LEN_MAX)
@@ -367,8 +368,10 @@ impl Socket {
         matches!(self.ws.poll_ready_unpin(cx), Poll::Ready(Ok(())))
     }
 
+    /// Nothing is read of a client that does not take what it was answered: bad requests are answered at once, and who
+    /// only sends would fill the buffer.
     fn reads(&self) -> bool {
-        !self.deaf && self.entering.is_none() && self.calls.len() < CALLS_IN_FLIGHT_MAX
+        !self.deaf && !self.dirty && self.entering.is_none() && self.calls.len() < CALLS_IN_FLIGHT_MAX
     }
 
     fn received(&mut self, message: Message) {

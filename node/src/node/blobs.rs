@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::calls::PIECE_LEN;
 use super::{Node, Owner, ReplyTo};
-use crate::store::blob::Staging;
+use crate::store::blob::{Staging, sweep};
 use crate::store::{BlobPut, BlobSource, Command, Commit, Keep, OpenLog, RealDisk};
 
 /// Attachments that are being received at once; the one that waited longest for its next piece gives way.
@@ -91,6 +91,15 @@ impl Node {
             return Err(invalid(format!("the attachment has the hash {found}, not {hash}: send it again")));
         }
         Ok(Some(source))
+    }
+
+    /// Removes what was being received when the node stopped: its names are wanted again, as tokens begin anew.
+    pub(super) fn sweep_staged(&self, id: ChannelId) {
+        match sweep(&RealDisk, self.reader.layout(), id) {
+            Ok(0) => {}
+            Ok(files) => tracing::info!(channel = %id.short(), files, "half-received attachments are removed"),
+            Err(error) => tracing::warn!(channel = %id.short(), %error, "half-received attachments are left"),
+        }
     }
 
     /// A received attachment is durable, or cannot be.

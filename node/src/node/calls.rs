@@ -24,6 +24,9 @@ use crate::store::SealedBatch;
 /// Bytes of an attachment in one request.
 pub(super) const PIECE_LEN: usize = 512 * 1024;
 
+/// How long another node may take to answer a call. The longest waits for a disk there.
+const ANSWER_WAIT: std::time::Duration = std::time::Duration::from_secs(60);
+
 /// A request that waits for its entry to be durable.
 #[derive(Debug)]
 pub(super) struct Waiting {
@@ -123,7 +126,14 @@ impl Node {
             }
             Request::OrgShow {} => self.org_show(),
             Request::ChannelCreate { name, client } => return self.create_channel(&name, client, reply),
-            Request::ChannelList {} => Ok(to_value(&self.channel_list())),
+            Request::ChannelList {} => {
+                let mut list = self.channel_list();
+                // An agent sees the channel that it is a member of.
+                if let Caller::Agent { channel, .. } = &caller {
+                    list.retain(|shown| shown.id == *channel);
+                }
+                Ok(to_value(&list))
+            }
             Request::Inbox { channel: None } => {
                 let homes = self.channels.values().filter_map(|channel| channel.home.as_ref());
                 Ok(to_value(&homes.flat_map(views::cards).collect::<Vec<_>>()))
@@ -140,24 +150,16 @@ impl Node {
     }
 
     fn create_channel(&mut self, name: &str, client: Option<ClientId>, reply: ReplyTo) {
-        let result = self.begin_channel(name, client);
-        match result {
-            Ok(Created::Now(id)) => {
+        match self.begin_channel(name, client) {
+            Ok(id) => {
                 let ticket = self.ticket(reply, Asked::Channel(id));
-                if let Some(pending) = self.channels.get_mut(&id).and_then(|channel| channel.pending.back_mut()) {
-                    let done = Ask::Done(tieline_proto::id::Seq(2));
-                    pending.effects.push(tieline_proto::channel::Effect::Reply(ticket, Ok(done)));
-                }
-            }
-            Ok(Created::Before(id)) => {
-                let channel = self.channel_view(id);
-                self.reply(reply, Ok(to_value(&channel)));
+                self.await_made(id, ticket);
             }
             Err(error) => self.reply(reply, Err(error)),
         }
     }
 
-    pub(super) fn begin_channel(&mut self, name: &str, client: Option<ClientId>) -> Result<Created, ApiError> {
+    pub(super) fn begin_channel(&mut self, name: &str, client: Option<ClientId>) -> Result<ChannelId, ApiError> {
         let name = ChannelName::new(name).map_err(invalid)?;
         if !self.membership.is_founder() {
             let founder = self.membership.org().and_then(|org| org.home());
@@ -167,27 +169,25 @@ impl Node {
         }
         // A name is the id of the request that made it: the same person never means two channels by one name.
         let existing = self.membership.org().into_iter().flat_map(|org| org.channels());
-        if let Some((id, _)) = existing.into_iter().find(|(_, term)| term.name == name) {
+        let existing = existing.into_iter().find(|(_, term)| term.name == name).map(|(id, _)| id);
+        if let Some(id) = existing.or_else(|| self.making(&name)) {
             if client.is_some_and(|client| self.membership.created_by(&client) == Some(id)) {
-                return Ok(Created::Before(id));
+                return Ok(id);
             }
             let error = ApiError::new(Code::Conflict, format!("there is a channel {name} already"));
             return Err(error.hint(format!("tieline channel show {name}")));
         }
+        self.membership.check_writable()?;
         let (home, step, id) = self.new_channel(&name)?;
-        let org = self
-            .membership
-            .homed(id, &name, self.me, self.now().wall)
-            .map_err(|error| ApiError::new(Code::Internal, error.to_string()))?;
+        self.open_new_log(id)?;
         if let Some(client) = client {
             self.membership.created(client, id);
         }
         self.channels.insert(id, super::channel::Channel::new(home, Default::default(), tieline_proto::id::Seq(0)));
-        self.open_new_log(id)?;
-        self.submit(id, step, org);
+        self.make(id, name);
+        self.submit(id, step);
         self.greet(id);
-        self.org_changed();
-        Ok(Created::Now(id))
+        Ok(id)
     }
 
     fn new_channel(&mut self, name: &ChannelName) -> Result<(Home, tieline_proto::channel::Step, ChannelId), ApiError> {
@@ -247,7 +247,7 @@ impl Node {
                 let post = Post { text, reply_to, attachments };
                 self.post(id, by, Auth::Home, post, client, run, reply);
             }
-            Request::MemberAdd { member, client, .. } => match self.member_spec(id, &caller, member) {
+            Request::MemberAdd { member, client, .. } => match self.member_spec(&caller, member) {
                 Ok(spec) => self.operate(id, by, Op::MemberAdd { spec, client }, Asked::Member(id, None), reply),
                 Err(error) => self.reply(reply, Err(error)),
             },
@@ -264,6 +264,11 @@ impl Node {
                 let before = self.held_view(id, message);
                 let op = Op::Hold { message, release, may_run_twice };
                 self.operate(id, by, op, Asked::Card(id, before.map(Box::new)), reply);
+            }
+            Request::BlobPut { .. } if self.channels.get(&id).is_none_or(|channel| channel.home.is_none()) => {
+                let reason = self.channels.get(&id).and_then(|channel| channel.read_only.as_deref());
+                let error = super::commit::read_only(reason);
+                self.reply(reply, Err(error));
             }
             Request::BlobPut { hash, size, offset, data, .. } => match decode(&data) {
                 Ok(bytes) => self.blob_put(id, hash, size, offset, &bytes, reply),
@@ -319,7 +324,8 @@ impl Node {
         run: Option<MessageId>,
         reply: ReplyTo,
     ) {
-        let missing = post.attachments.iter().find(|file| !self.reader.layout().blob(id, file.hash).exists());
+        let length = |hash| self.reader.blob_file(id, hash).ok()??.len().ok();
+        let missing = post.attachments.iter().find(|file| length(file.hash) != Some(file.size));
         if let Some(file) = missing {
             let error = ApiError::new(Code::NotFound, format!("the content of {:?} was not sent", file.name));
             return self.reply(reply, Err(error.hint("tieline post CHANNEL TEXT --attach FILE")));
@@ -391,15 +397,18 @@ impl Node {
 
     /// Whether a caller may ask this of a channel whose home is here, and the member it speaks for.
     fn may(&self, caller: &Caller, id: ChannelId, request: &Request) -> Result<Option<MemberId>, ApiError> {
-        let Some(home) = self.channels.get(&id).and_then(|channel| channel.home.as_ref()) else {
-            // It can still be read.
-            return Ok(None);
+        // Without its state a channel can still be read, by those who may.
+        let home = self.channels.get(&id).and_then(|channel| channel.home.as_ref());
+        let by_device = |device: &NodeId| {
+            let state = home?.state();
+            state.by_device(device).or_else(|| state.by_device(&self.me))
         };
         match caller {
-            Caller::Owner => Ok(home.state().by_device(&self.me)),
+            Caller::Owner => Ok(by_device(&self.me)),
             Caller::Agent { channel, member, .. } => {
-                let own = *channel == id && home.state().members.get(member).is_some_and(|member| !member.removed);
-                if own && is_for_agents(request) {
+                let left =
+                    home.is_some_and(|home| home.state().members.get(member).is_none_or(|member| member.removed));
+                if *channel == id && !left && is_for_agents(request) {
                     Ok(Some(*member))
                 } else {
                     Err(ApiError::new(Code::Refused, "an agent reads and posts in its own channel, and nothing else"))
@@ -408,7 +417,7 @@ impl Node {
             Caller::Device(device) => {
                 let action = action_of(request);
                 if self.membership.org().is_some_and(|org| org.may(device, action)) {
-                    Ok(home.state().by_device(device).or_else(|| home.state().by_device(&self.me)))
+                    Ok(by_device(device))
                 } else {
                     let name = self.node_name(device);
                     Err(ApiError::new(Code::Refused, format!("{name} may not do that with its role"))
@@ -422,13 +431,15 @@ impl Node {
         let Some(channel) = self.channels.get(&id) else { return };
         let shared = Arc::clone(&channel.shared);
         let reader = self.reader.clone();
+        let turns = channel.home.iter().flat_map(|home| &home.state().turns);
+        let open = turns.map(|(run, turn)| (*run, turn.attempt)).collect();
         match to {
             FeedTo::Here(out) => {
-                tokio::spawn(Feed { shared, reader, cursor, events, once, out }.run());
+                tokio::spawn(Feed { shared, reader, cursor, open, events, once, out }.run());
             }
             FeedTo::There(node, call) => {
                 let (out, frames) = mpsc::channel(FRAMES_WAITING_MAX);
-                let feed = Feed { shared, reader, cursor, events, once, out };
+                let feed = Feed { shared, reader, cursor, open, events, once, out };
                 self.feed_there(node, call, feed, frames);
             }
         }
@@ -451,18 +462,13 @@ impl Node {
         if let Some(turn) = home.and_then(|home| home.state().turns.get(&message)) {
             return Some(turn.attempt);
         }
-        let seq = self.index.message(id, message)?.end?;
-        let line = self.reader.entry(tieline_proto::log::LogId::Channel(id), seq).ok()??;
-        match tieline_proto::log::Line::parse(&line) {
-            Ok(tieline_proto::log::Line::Entry(entry)) => match entry.body {
-                tieline_proto::entry::Body::TurnFinished { attempt, .. } => Some(attempt),
-                _ => None,
-            },
+        match self.reader.end(id, message).ok()??.body {
+            tieline_proto::entry::Body::TurnFinished { attempt, .. } => Some(attempt),
             _ => None,
         }
     }
 
-    fn member_spec(&self, id: ChannelId, caller: &Caller, member: NewMember) -> Result<MemberSpec, ApiError> {
+    fn member_spec(&self, caller: &Caller, member: NewMember) -> Result<MemberSpec, ApiError> {
         let NewMember { handle, kind, harness, on, cwd, model, policy } = member;
         let handle = Handle::new(&handle).map_err(invalid)?;
         let node = match (kind, on) {
@@ -483,7 +489,6 @@ impl Node {
         {
             self.turns.check_harness(harness)?;
         }
-        let _ = id;
         Ok(MemberSpec { kind, handle, harness, node, cwd, model, policy, devices: Vec::new() })
     }
 
@@ -535,10 +540,12 @@ impl Node {
             }
             _ => None,
         };
-        let request = self.with_spec_on_this_node(request);
-        let auth = match &request {
+        let mut request = self.with_spec_on_this_node(request);
+        let auth = match &mut request {
             Request::Post { text, reply_to, attachments, client, .. } => {
-                let post = Post { text: text.clone(), reply_to: *reply_to, attachments: attachments.clone() };
+                // What is signed is what counts: it is not sent twice.
+                let (text, attachments) = (std::mem::take(text), std::mem::take(attachments));
+                let post = Post { text, reply_to: *reply_to, attachments };
                 match self.sign_draft(id, agent, client.clone(), post) {
                     Ok(auth) => Some(auth),
                     Err(error) => return self.reply(reply, Err(error)),
@@ -546,10 +553,15 @@ impl Node {
             }
             _ => None,
         };
+        let shows = matches!(request, Request::ChannelShow { .. });
         let call = self.next_call;
         self.next_call += 1;
-        let tail = serde_json::to_vec(&request).unwrap_or_default();
-        let message = tieline_proto::link::Message::Call { call, agent, auth };
+        let mut tail = json!({ "request": request });
+        if let Some(auth) = auth {
+            tail["auth"] = to_value(&auth);
+        }
+        let tail = tail.to_string().into_bytes();
+        let message = tieline_proto::link::Message::Call { call, agent };
         if let Err(error) = self.net.send(home, message, tail) {
             let home = self.node_name(&home);
             let error = ApiError::new(Code::Unreachable, format!("{home} can't be reached: {error}"));
@@ -559,7 +571,10 @@ impl Node {
             Some(FeedTo::Here(sender)) => Some(self.local_feed(home, call, sender)),
             _ => None,
         };
-        self.forwarded.insert(call, Forwarded { node: home, reply: Some(reply), feed });
+        let until = Instant::now() + ANSWER_WAIT;
+        // The far side answers with what it is to the channel; asked here, it is what this node is.
+        let role = shows.then(|| self.role_elsewhere());
+        self.forwarded.insert(call, Forwarded { node: home, reply: Some(reply), feed, until, role });
     }
 
     /// "This box" means the asking one, also when the home is another.
@@ -620,16 +635,21 @@ impl Node {
             list.push(view::Channel {
                 id,
                 name: term.name.as_str().to_owned(),
-                role: if self.turns.is_resident() { ChannelRole::Resident } else { ChannelRole::Device },
+                role: self.role_elsewhere(),
                 home: term.home,
-                head: Head { seq: tieline_proto::id::Seq(0), hash: Hash::ZERO },
-                lamport: tieline_proto::id::Lamport(0),
+                head: None,
+                lamport: None,
                 archived: false,
                 read_only: None,
             });
         }
         list.sort_by(|a, b| (&a.name, a.id).cmp(&(&b.name, b.id)));
         list
+    }
+
+    /// What this node is to a channel whose home is another.
+    fn role_elsewhere(&self) -> ChannelRole {
+        if self.turns.is_resident() { ChannelRole::Resident } else { ChannelRole::Device }
     }
 
     fn channel_view(&self, id: ChannelId) -> Option<view::Channel> {
@@ -642,8 +662,8 @@ impl Node {
             name: name.unwrap_or("?").to_owned(),
             role: ChannelRole::Home,
             home: self.me,
-            head: Head { seq: channel.head.seq, hash: channel.head.hash },
-            lamport: channel.head.lamport,
+            head: Some(Head { seq: channel.head.seq, hash: channel.head.hash }),
+            lamport: Some(channel.head.lamport),
             archived: state.is_some_and(|state| state.archived),
             read_only: channel.read_only.clone(),
         })
@@ -728,14 +748,6 @@ impl Node {
             ApiError::new(Code::NotFound, format!("no box is called {text:?}")).hint("tieline device list")
         })
     }
-}
-
-/// What became of a wish for a channel.
-pub(super) enum Created {
-    /// It is on its way to disk.
-    Now(ChannelId),
-    /// The same request made it before.
-    Before(ChannelId),
 }
 
 struct NoHistory;

@@ -196,6 +196,8 @@ impl Channel {
         self.home = Some(home);
         self.read_only = None;
         self.head = head;
+        // What was kept of a failed commit is news to those who listen.
+        self.shared.publish(Live::Frames { last: head.seq, frames: Arc::from([]) });
     }
 
     /// Notes what a step's entries are for the frames that follow when they are durable.

@@ -12,9 +12,10 @@ use tokio::time::Instant;
 
 use super::channel::{Live, Pending, seal_frame};
 use super::{Node, Owner, REOPEN_EVERY, Work};
+use crate::net::SendError;
 use crate::store::index::ClientKey;
 use crate::store::{
-    BlobPut, BlobSource, Command, Commit, Index, JournalAppend, JournalId, Reader, Reason, Report, SealedBatch, Target,
+    BlobPut, BlobSource, Command, Commit, JournalAppend, JournalId, Reader, Reason, Report, SealedBatch, Target,
 };
 
 /// Bytes read of a log at once.
@@ -23,24 +24,18 @@ const CHUNK_LEN: usize = 64 * 1024;
 /// Old messages of one channel, from the index and the log.
 struct Lookup<'a> {
     channel: ChannelId,
-    index: &'a Index,
     reader: &'a Reader,
 }
 
 impl History for Lookup<'_> {
     fn posted(&self, by: Option<MemberId>, auth: &Auth, client: &ClientId) -> Option<(MessageId, Seq)> {
-        let placed = self.index.client(self.channel, &ClientKey::author(auth, by, client))?;
+        let placed = self.reader.placed(self.channel, &ClientKey::author(auth, by, client)).ok()??;
         Some((placed.message?, placed.seq))
     }
 
     fn cited(&self, message: MessageId) -> Option<Cited> {
-        let places = self.index.message(self.channel, message)?;
-        let seq = places.end.unwrap_or(places.first);
-        let line = self.reader.entry(LogId::Channel(self.channel), seq).ok()??;
-        match Line::parse(&line) {
-            Ok(Line::Entry(entry)) => Cited::of(entry.by, &entry.body).map(|(_, cited)| cited),
-            _ => None,
-        }
+        let entry = self.reader.end(self.channel, message).ok()??;
+        Cited::of(entry.by, &entry.body).map(|(_, cited)| cited)
     }
 }
 
@@ -56,7 +51,7 @@ impl Node {
             }
             return;
         };
-        let history = Lookup { channel: id, index: &self.index, reader: &self.reader };
+        let history = Lookup { channel: id, reader: &self.reader };
         let mut context = Context {
             now,
             lamport: &mut self.lamport,
@@ -65,11 +60,17 @@ impl Node {
             history: &history,
         };
         let step = home.handle(input, &mut context);
-        self.submit(id, step, Vec::new());
+        let fault = home.fault().map(ToString::to_string);
+        self.submit(id, step);
+        if let Some(fault) = fault {
+            // A fault of ours must not become one of the log: the state is folded anew from what is on disk.
+            self.stop_channel(id, &fault);
+            self.submit_command(Command::Reopen(Target::Log(LogId::Channel(id))));
+        }
     }
 
-    /// Puts a channel's step on its way. `org` are entries of the org's chain that must be durable with it.
-    pub(super) fn submit(&mut self, id: ChannelId, step: Step, org: Vec<tieline_proto::entry::NewEntry>) {
+    /// Puts a channel's step on its way.
+    pub(super) fn submit(&mut self, id: ChannelId, step: Step) {
         let Some(channel) = self.channels.get_mut(&id) else { return };
         channel.note(&step);
         let Step { blobs, journals, entries, effects } = step;
@@ -101,10 +102,7 @@ impl Node {
                     sync: append.sync,
                 })
                 .collect(),
-            logs: [(LogId::Channel(id), entries), (self.membership.log(), org)]
-                .into_iter()
-                .filter(|(_, entries)| !entries.is_empty())
-                .collect(),
+            logs: if entries.is_empty() { Vec::new() } else { vec![(LogId::Channel(id), entries)] },
             lines: Vec::new(),
         };
         if durable || !commit.journals.is_empty() {
@@ -165,10 +163,14 @@ impl Node {
                     }
                 }
                 match self.tokens.remove(&token) {
-                    Some(Owner::Channel(id)) => self.durable(id, token, &logs),
+                    Some(Owner::Channel(id)) => {
+                        self.durable(id, token, &logs);
+                        self.channel_logged(id);
+                    }
                     Some(Owner::Resident) => self.resident_durable(token),
                     Some(Owner::Blob) => self.blob_done(token, Ok(serde_json::json!({ "stored": true }))),
-                    Some(Owner::Org) | None => {}
+                    Some(Owner::Org) => self.org_kept(),
+                    None => {}
                 }
             }
             Report::Written { token } => {
@@ -176,8 +178,8 @@ impl Node {
                     self.resident_durable(token);
                 }
             }
-            Report::JournalSynced { id: JournalId::Run { channel, message, .. }, len } => {
-                self.feed_home(channel, Input::JournalSynced { run: message, length: len });
+            Report::JournalSynced { id: JournalId::Run { channel, message, attempt }, len } => {
+                self.feed_home(channel, Input::JournalSynced { run: message, attempt, length: len });
             }
             Report::JournalSynced { .. } => {}
             Report::Failed { token, stopped, reason } => {
@@ -190,8 +192,9 @@ impl Node {
             }
             Report::JournalFailed { id, reason } => self.failed(None, &[Target::Journal(id)], &reason),
             Report::LogReopened { log: LogId::Channel(id), .. } => self.refold(id),
+            Report::LogReopened { log: LogId::Org(_), .. } => self.org_reopened(),
             Report::JournalReopened { id: JournalId::Attempts(_), .. } => self.resident_reopened(),
-            Report::LogReopened { .. } | Report::JournalReopened { .. } => {}
+            Report::JournalReopened { .. } => {}
             Report::StillStopped { target, reason } => {
                 tracing::debug!(%target, %reason, "still takes no writes");
                 if let Target::Journal(id) = target {
@@ -266,8 +269,14 @@ impl Node {
         if node == self.me {
             self.work.push_back(Work::ToResident(node, message, tail));
         } else if let Err(error) = self.net.send(node, message, tail) {
-            // The link is down: both sides take up where they stand when it is back.
-            tracing::debug!(node = %node.short(), %error, "a frame was not sent");
+            match error {
+                // The link is down: both sides take up where they stand when it is back.
+                SendError::NoLink | SendError::Overflow => {
+                    tracing::debug!(node = %node.short(), %error, "a frame was not sent");
+                }
+                // Whatever goes into a frame is bounded where it comes in.
+                error => tracing::error!(node = %node.short(), %error, "a frame that cannot be sent"),
+            }
         }
     }
 
@@ -292,7 +301,13 @@ impl Node {
         channels.sort_unstable();
         channels.dedup();
         for id in channels {
-            self.stop_channel(id, &words);
+            // One that has nothing on disk is not there at all.
+            if !self.channel_not_logged(id, &read_only(Some(&words))) {
+                self.stop_channel(id, &words);
+            }
+        }
+        if owner == Some(Owner::Org) || stopped.contains(&Target::Log(self.membership.log())) {
+            self.org_failed(reason);
         }
         if owner == Some(Owner::Resident)
             || stopped.iter().any(|t| matches!(t, Target::Journal(JournalId::Attempts(_))))
@@ -326,6 +341,9 @@ impl Node {
         // Journals first: what a log is folded to next is what they hold then.
         for id in std::mem::take(&mut self.stopped) {
             self.submit_command(Command::Reopen(Target::Journal(id)));
+        }
+        if self.membership.is_stopped() {
+            self.submit_command(Command::Reopen(Target::Log(self.membership.log())));
         }
         let stopped = self.channels.iter().filter(|(_, channel)| channel.home.is_none());
         for id in stopped.map(|(id, _)| *id).collect::<Vec<_>>() {
@@ -408,6 +426,11 @@ impl Node {
 /// What a writer is told while a channel takes no writes.
 pub(super) fn read_only(reason: Option<&str>) -> ApiError {
     let reason = reason.unwrap_or("it could not be written");
-    ApiError::new(Code::ReadOnly, format!("the channel takes no writes now: {reason}"))
-        .hint("free space or mend the disk; writing resumes by itself, and: tieline status")
+    ApiError::new(Code::ReadOnly, format!("the channel takes no writes now: {reason}")).hint(
+        if reason.starts_with("its log is damaged") {
+            "tieline channel verify names the entry; stop the node and restore the channel's log from a backup"
+        } else {
+            "free space or mend the disk; writing resumes by itself, and: tieline status"
+        },
+    )
 }

@@ -30,6 +30,8 @@ pub struct Feed {
     pub reader: Reader,
     /// The last entry that the subscriber has.
     pub cursor: Seq,
+    /// Turns that go on when it begins: the entry that started one may be behind the cursor.
+    pub open: Vec<(MessageId, Attempt)>,
     /// Whether events are wanted.
     pub events: bool,
     /// Whether it ends when it has caught up.
@@ -48,7 +50,7 @@ impl Feed {
     /// Feeds until the subscriber goes, or to the marker when `once`.
     pub async fn run(mut self) {
         let mut live = self.shared.subscribe();
-        let mut runs = Runs::new();
+        let mut runs: Runs = std::mem::take(&mut self.open).into_iter().map(|(run, at)| (run, (at, 0))).collect();
         if self.shared.head() < self.cursor {
             // The client knows more than this log: it was restored from a backup. Said, never glossed over.
             let head = self.shared.head();
@@ -97,6 +99,7 @@ impl Feed {
                 End
             })?;
             let Some(chunk) = chunk else { break };
+            let before = self.cursor;
             for line in chunk.lines() {
                 match Line::parse(line) {
                     Ok(Line::Entry(entry)) if entry.seq <= self.cursor || entry.seq > self.shared.head() => {}
@@ -112,6 +115,10 @@ impl Feed {
                     }
                     Ok(Line::Seal(_)) | Err(_) => {}
                 }
+            }
+            if self.cursor == before {
+                tracing::warn!(channel = %self.shared.id.short(), after = %before, "a log cannot be read on from here");
+                return Err(End);
             }
         }
         if self.events {

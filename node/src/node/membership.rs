@@ -1,73 +1,102 @@
 //! The org as this node knows it: its chain, its secrets, its people, and where its nodes are.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use libp2p::{Multiaddr, PeerId};
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tieline_proto::api::{ApiError, Code};
+use tieline_proto::crypto::keys::DeviceKeys;
 use tieline_proto::crypto::link_key::LinkKey;
 use tieline_proto::entry::{Body, NewEntry};
 use tieline_proto::id::{ChannelId, ChannelName, ClientId, Handle, Hash, NodeId, OrgId, Seq};
 use tieline_proto::link::Message;
 use tieline_proto::log::{Head, Line, LogId};
-use tieline_proto::org::{Org, OrgError};
+use tieline_proto::org::{Enrolment, Org, OrgError};
+use tieline_proto::pairing::Approval;
 use tieline_proto::view;
 
-use super::Node;
-use crate::keys;
+use super::book::Book;
+use super::making::Making;
+use super::{Node, REOPEN_EVERY};
 use crate::net::{OrgView, PeerHints};
-use crate::store::{Command, Commit, SealedBatch};
-
-/// Where this node last met the others. A hint: it can be deleted at any time.
-pub const BOOK: &str = "peers.json";
-
-/// Addresses kept of one node; the newest are the likeliest.
-const ADDRS_MAX: usize = 16;
+use crate::store::{Command, Commit, Reader, Reason, SealedBatch};
 
 /// Bytes of the org's chain in one frame.
 const LINES_LEN: usize = 256 * 1024;
 
-/// What is known of where a node is.
-#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-pub struct Met {
-    /// Its transport peer id.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub peer: Option<String>,
-    /// Addresses it had, newest first.
-    #[serde(default)]
-    pub addrs: Vec<String>,
+/// Greetings of one link that may follow each other at once.
+const HELLOS_SPARE: u32 = 8;
+
+/// After which one more is spare.
+const HELLO_EVERY: Duration = Duration::from_secs(1);
+
+/// The greetings of one link.
+#[derive(Debug)]
+struct Hellos {
+    spare: u32,
+    since: Instant,
 }
 
 /// The org as this node knows it.
 pub struct Membership {
     me: NodeId,
+    /// What is in force. At the founder's that is what is durable; elsewhere all that came from there, as a revocation
+    /// must not wait for a disk.
     org: Org,
+    /// At the founder's, the fold with the entries that are on their way to disk.
+    next: Org,
     log: LogId,
+    /// Of the durable chain.
     head: Head,
+    /// Elsewhere, the last entry that the writer was given.
+    kept: Seq,
+    /// Why nothing can be added, until the log is reopened.
+    stopped: Option<String>,
+    /// Why nothing can be added, for good.
+    broken: Option<String>,
     link_keys: Vec<LinkKey>,
     person: Handle,
     /// Requests that made channels, as long as the node runs.
     created: BTreeMap<ClientId, ChannelId>,
-    book: BTreeMap<NodeId, Met>,
-    book_path: PathBuf,
+    /// Channels that are being made.
+    pub(super) making: BTreeMap<ChannelId, Making>,
+    book: Book,
+    /// Greetings of the links that are up.
+    hellos: BTreeMap<NodeId, Hellos>,
 }
 
 impl Membership {
-    /// The org whose chain is folded up to `head`.
+    /// The org whose chain is folded up to `head`; nothing can be added to it when it is `broken`.
     #[must_use]
-    pub fn new(me: NodeId, org: Org, head: Head, link_keys: Vec<LinkKey>, person: Handle, data: &Path) -> Self {
-        let book_path = data.join(BOOK);
-        // A hint that cannot be read is no hint.
-        let book = std::fs::read(&book_path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    pub fn new(
+        me: NodeId,
+        (org, head, broken): (Org, Head, Option<String>),
+        link_keys: Vec<LinkKey>,
+        person: Handle,
+        data: &Path,
+    ) -> Self {
         let log = LogId::Org(org.fingerprint());
-        let book = book.unwrap_or_default();
-        Self { me, org, log, head, link_keys, person, created: BTreeMap::new(), book, book_path }
+        Self {
+            me,
+            next: org.clone(),
+            kept: org.seq(),
+            org,
+            log,
+            head,
+            stopped: None,
+            broken,
+            link_keys,
+            person,
+            created: BTreeMap::new(),
+            making: BTreeMap::new(),
+            book: Book::open(data),
+            hellos: BTreeMap::new(),
+        }
     }
 
-    /// The fold of the chain.
+    /// The fold of the chain that is in force.
     #[expect(clippy::unnecessary_wraps, reason = "callers chain on it")]
     pub const fn org(&self) -> Option<&Org> {
         Some(&self.org)
@@ -132,11 +161,41 @@ impl Membership {
         Ok(vec![self.append(body, ts)?])
     }
 
-    /// Applies a new entry, ahead of the disk.
+    /// The next entry, and those behind it are built on it. It is in force when it is durable.
     pub fn append(&mut self, body: Body, ts: u64) -> Result<NewEntry, OrgError> {
-        let entry = self.org.entry(body, ts);
-        self.org.apply(&entry.clone().at(Hash::ZERO))?;
+        let entry = self.next.entry(body, ts);
+        self.next.apply(&entry.clone().at(Hash::ZERO))?;
         Ok(entry)
+    }
+
+    /// Decides an enrolment. Gives the last entry that must be durable before the device hears of it, when nothing is
+    /// to be appended.
+    pub fn enrol(&self, approval: Approval, keys: &DeviceKeys) -> Result<(Enrolment, Seq), OrgError> {
+        let Approval { binding, held, name, role } = approval;
+        Ok((self.next.enrol(binding, held, &name, role, keys.signing())?, self.next.seq()))
+    }
+
+    /// Refuses what would add to a chain that takes nothing.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check_writable(&self) -> Result<(), ApiError> {
+        if let Some(broken) = &self.broken {
+            let error = ApiError::new(Code::ReadOnly, format!("{broken}: no device or channel can be added"));
+            return Err(error.hint("restore org/log from a backup, and: tieline status"));
+        }
+        self.stopped.as_deref().map_or(Ok(()), |why| Err(not_written(why)))
+    }
+
+    /// At a box that joined, the first entry that it lacks. What the disk does not take now is asked for once more when it
+    /// does.
+    pub fn lacks(&self) -> Seq {
+        if self.is_stopped() { self.org.seq() } else { self.kept }.next()
+    }
+
+    /// Whether the chain's log has to be reopened.
+    pub const fn is_stopped(&self) -> bool {
+        self.stopped.is_some()
     }
 
     /// What the network needs to know.
@@ -148,55 +207,109 @@ impl Membership {
     /// Whom to keep linked, and where they may be.
     pub fn wants(&self) -> BTreeMap<NodeId, PeerHints> {
         let live = self.org.devices().filter(|(id, device)| *id != self.me && device.revoked.is_none());
-        live.map(|(id, _)| {
-            let met = self.book.get(&id).cloned().unwrap_or_default();
-            let peer = met.peer.as_deref().and_then(|peer| PeerId::from_str(peer).ok());
-            let addrs = met.addrs.iter().filter_map(|addr| Multiaddr::from_str(addr).ok()).collect();
-            (id, PeerHints { peer_id: peer, addrs })
-        })
-        .collect()
+        live.map(|(id, _)| (id, self.book.hints(&id))).collect()
     }
 
-    /// A node was met.
-    pub fn met(&mut self, node: NodeId, peer: PeerId, addr: Option<Multiaddr>) {
-        let met = self.book.entry(node).or_default();
-        met.peer = Some(peer.to_string());
-        if let Some(addr) = addr {
-            front(&mut met.addrs, addr.to_string());
-        }
-        self.save_book();
+    /// Waits until what is to be remembered is on disk.
+    pub async fn close(&mut self) {
+        self.book.close().await;
     }
 
-    /// A node says where it listens.
-    pub fn learn_addrs(&mut self, node: NodeId, addrs: &[String]) {
-        let met = self.book.entry(node).or_default();
-        for addr in addrs.iter().rev().filter(|addr| Multiaddr::from_str(addr).is_ok()).take(ADDRS_MAX) {
-            front(&mut met.addrs, addr.clone());
+    /// Whether a greeting is acted on: each one is told to all channels.
+    fn may_greet(&mut self, node: NodeId) -> bool {
+        let now = Instant::now();
+        let hellos = self.hellos.entry(node).or_insert(Hellos { spare: HELLOS_SPARE, since: now });
+        while hellos.spare < HELLOS_SPARE && now.duration_since(hellos.since) >= HELLO_EVERY {
+            hellos.spare += 1;
+            hellos.since += HELLO_EVERY;
         }
-        self.save_book();
-    }
-
-    fn save_book(&self) {
-        let written = serde_json::to_vec_pretty(&self.book)
-            .map_err(std::io::Error::other)
-            .and_then(|bytes| keys::write(&self.book_path, &bytes));
-        if let Err(error) = written {
-            tracing::debug!(%error, "where other nodes are is not remembered");
+        if hellos.spare == HELLOS_SPARE {
+            hellos.since = now;
         }
+        let may = hellos.spare > 0;
+        hellos.spare = hellos.spare.saturating_sub(1);
+        may
     }
 }
 
-fn front(list: &mut Vec<String>, addr: String) {
-    list.retain(|known| *known != addr);
-    list.insert(0, addr);
-    list.truncate(ADDRS_MAX);
+/// What is said when the chain's log could not be written.
+pub(super) fn not_written(why: &str) -> ApiError {
+    ApiError::new(Code::ReadOnly, format!("the org's chain takes no entries now: {why}"))
+        .hint("free space or mend the disk; writing resumes by itself, and: tieline status")
+}
+
+/// Folds what is durable of a chain.
+fn fold(reader: &Reader, log: LogId) -> Result<(Org, Head), String> {
+    let head = reader.head(log).ok_or_else(|| "the log is not open".to_owned())?;
+    let mut org: Option<Org> = None;
+    let mut cursor = reader.lines(log, Seq(1));
+    while let Some(chunk) = cursor.read(LINES_LEN).map_err(|error| error.to_string())? {
+        for line in chunk.lines() {
+            match (&mut org, Line::parse(line).map_err(|error| error.to_string())?) {
+                (_, Line::Seal(_)) => {}
+                (None, Line::Entry(_)) => org = Some(Org::founded(line).map_err(|error| error.to_string())?),
+                // A batch that was synced meanwhile is reported by itself.
+                (Some(_), Line::Entry(entry)) if entry.seq > head.seq => {}
+                (Some(org), Line::Entry(entry)) => org.apply(&entry).map_err(|error| error.to_string())?,
+            }
+        }
+    }
+    org.map(|org| (org, head)).ok_or_else(|| "the log is empty".to_owned())
+}
+
+/// Cuts lines into pieces of about `len` bytes that end in a seal, each with its first entry: nobody keeps a piece that
+/// does not. What has no seal yet is left out.
+fn pieces(from: Seq, lines: &[u8], len: usize) -> Vec<(Seq, Vec<u8>)> {
+    let (mut pieces, mut open, mut sealed) = (Vec::new(), Vec::new(), 0);
+    let (mut first, mut next) = (from, from);
+    for line in tieline_proto::log::line::split(lines) {
+        open.extend_from_slice(line);
+        open.push(b'\n');
+        match Line::parse(line) {
+            Ok(Line::Entry(entry)) => next = entry.seq.next(),
+            Ok(Line::Seal(_)) => {
+                sealed = open.len();
+                if sealed >= len {
+                    pieces.push((first, std::mem::take(&mut open)));
+                    (first, sealed) = (next, 0);
+                }
+            }
+            // Whoever gets it says what is wrong with it.
+            Err(_) => {}
+        }
+    }
+    open.truncate(sealed);
+    if !open.is_empty() {
+        pieces.push((first, open));
+    }
+    pieces
 }
 
 impl Node {
-    /// The chain grew, maybe ahead of the disk: everybody who judges by it learns it.
+    /// The chain grew: everybody who judges by it learns it.
     pub(super) fn org_changed(&mut self) {
         self.org_view.send_replace(std::sync::Arc::new(self.membership.view()));
         self.net.want(self.membership.wants());
+    }
+
+    /// A link came up.
+    pub(super) fn met(&mut self, node: NodeId, peer: PeerId, addr: Option<&Multiaddr>) {
+        self.membership.hellos.remove(&node);
+        if self.membership.book.met(node, peer, addr) {
+            self.net.want(self.membership.wants());
+        }
+    }
+
+    /// A node says where it listens. False when it has greeted so often that this is passed over.
+    pub(super) fn greeted(&mut self, node: NodeId, addrs: &[String]) -> bool {
+        if !self.membership.may_greet(node) {
+            tracing::debug!(node = %node.short(), "a greeting too many");
+            return false;
+        }
+        if self.membership.book.learn(node, addrs) {
+            self.net.want(self.membership.wants());
+        }
+        true
     }
 
     /// Entries of the chain are durable.
@@ -206,6 +319,15 @@ impl Node {
             return;
         }
         self.membership.head = head;
+        for (_, line) in batch.lines() {
+            let applied = Line::parse(line).map_err(OrgError::from).and_then(|line| match line {
+                Line::Entry(entry) if entry.seq > self.membership.org.seq() => self.membership.org.apply(&entry),
+                _ => Ok(()),
+            });
+            if let Err(error) = applied {
+                tracing::error!(%error, "an entry of the org's chain that was made here cannot stand in it");
+            }
+        }
         self.org_changed();
         if self.membership.is_founder() {
             let from = batch.first();
@@ -213,6 +335,68 @@ impl Node {
                 self.send(node, Message::OrgLines { from }, batch.bytes().to_vec());
             }
         }
+        self.channels_homed();
+        self.pairing_durable();
+        self.retry_parked(tokio::time::Instant::now());
+    }
+
+    /// Lines of the chain's home are durable here.
+    pub(super) fn org_kept(&mut self) {
+        if let Some(head) = self.reader.head(self.membership.log) {
+            self.membership.head = head;
+        }
+    }
+
+    /// The chain could not be written. Nothing of what was on its way holds: who waits for it is told so, and what comes
+    /// next is built on what is durable.
+    pub(super) fn org_failed(&mut self, reason: &Reason) {
+        let words = reason.to_string();
+        self.membership.stopped.get_or_insert_with(|| words.clone());
+        if self.membership.is_founder() {
+            self.membership.next = self.membership.org.clone();
+            self.channels_not_homed(&words);
+            self.pairing_failed();
+        } else {
+            self.membership.kept = self.membership.head.seq;
+            // What the disk did not take is in force all the same; what was wrong with the lines themselves is not.
+            if let (Reason::Refused(_), Ok((org, _))) = (reason, fold(&self.reader, self.membership.log)) {
+                self.membership.org = org;
+            }
+        }
+        self.org_changed();
+    }
+
+    /// The chain takes entries again. What was on its way may be in it by now, or not: it is folded anew.
+    pub(super) fn org_reopened(&mut self) {
+        let (org, head) = match fold(&self.reader, self.membership.log) {
+            Ok(folded) => folded,
+            Err(error) => {
+                tracing::warn!(error, "the org's chain cannot be read back");
+                self.reopen_at.get_or_insert_with(|| tokio::time::Instant::now() + REOPEN_EVERY);
+                return;
+            }
+        };
+        tracing::info!(entries = %org.seq(), "the org's chain takes entries again");
+        self.membership.stopped = None;
+        self.membership.head = head;
+        self.membership.kept = org.seq();
+        let known = self.membership.org.seq();
+        if org.seq() > known || self.membership.is_founder() {
+            self.membership.org = org.clone();
+        }
+        self.membership.next = org;
+        self.org_changed();
+        if self.membership.is_founder() {
+            for node in self.peers.keys().copied().collect::<Vec<_>>() {
+                self.org_asked(node, known.next());
+            }
+            self.find_homed();
+        } else if self.membership.org.seq() > self.membership.kept
+            && let Some(home) = self.membership.org.home().filter(|home| self.peers.contains_key(home))
+        {
+            self.send(home, Message::OrgGet { from: self.membership.lacks() }, Vec::new());
+        }
+        self.channels_homed();
         self.pairing_durable();
         self.retry_parked(tokio::time::Instant::now());
     }
@@ -223,14 +407,12 @@ impl Node {
             return;
         }
         let mut cursor = self.reader.lines(self.membership.log, from);
-        let mut frames = Vec::new();
+        let mut lines = Vec::new();
         while let Ok(Some(chunk)) = cursor.read(LINES_LEN) {
-            frames.push((chunk.bytes, chunk.next));
+            lines.extend_from_slice(&chunk.bytes);
         }
-        let mut from = from;
-        for (bytes, next) in frames {
+        for (from, bytes) in pieces(from, &lines, LINES_LEN) {
             self.send(node, Message::OrgLines { from }, bytes);
-            from = next;
         }
     }
 
@@ -239,7 +421,8 @@ impl Node {
         if self.membership.org.home() != Some(node) || self.membership.is_founder() {
             return;
         }
-        let next = self.membership.org.seq().next();
+        let stopped = self.membership.is_stopped();
+        let next = self.membership.lacks();
         if from > next {
             return self.send(node, Message::OrgGet { from: next }, Vec::new());
         }
@@ -247,9 +430,14 @@ impl Node {
             return;
         }
         let mut org = self.membership.org.clone();
+        let mut last = self.membership.kept;
         for line in tieline_proto::log::line::split(lines) {
             let applied = match Line::parse(line) {
-                Ok(Line::Entry(entry)) => org.apply(&entry).map_err(|error| error.to_string()),
+                Ok(Line::Entry(entry)) => {
+                    last = entry.seq;
+                    let is_known = entry.seq <= org.seq();
+                    if is_known { Ok(()) } else { org.apply(&entry).map_err(|error| error.to_string()) }
+                }
                 Ok(Line::Seal(_)) => Ok(()),
                 Err(error) => Err(error.to_string()),
             };
@@ -259,12 +447,15 @@ impl Node {
             }
         }
         self.membership.org = org;
-        let token = self.next_token;
-        self.next_token += 1;
-        self.tokens.insert(token, super::Owner::Org);
-        // The writer checks chain and seals before it keeps them.
-        let lines = vec![(self.membership.log, lines.to_vec())];
-        self.submit_command(Command::Commit(Commit { token, lines, ..Commit::default() }));
+        if !stopped {
+            self.membership.kept = last;
+            let token = self.next_token;
+            self.next_token += 1;
+            self.tokens.insert(token, super::Owner::Org);
+            // The writer checks chain and seals before it keeps them.
+            let lines = vec![(self.membership.log, lines.to_vec())];
+            self.submit_command(Command::Commit(Commit { token, lines, ..Commit::default() }));
+        }
         self.org_changed();
         self.retry_parked(tokio::time::Instant::now());
     }
@@ -292,5 +483,60 @@ impl Node {
             }
         })
         .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand_chacha::ChaCha20Rng;
+    use rand_core::SeedableRng;
+    use tieline_proto::crypto::keys::RootKey;
+    use tieline_proto::id::Epoch;
+    use tieline_proto::log::LogBuilder;
+
+    use std::str::FromStr as _;
+
+    use super::*;
+
+    /// A founder's chain with this many channels, each sealed for itself.
+    fn chain(channels: u64) -> (DeviceKeys, Org, Vec<u8>) {
+        let mut rng = ChaCha20Rng::seed_from_u64(1);
+        let (keys, root) = (DeviceKeys::generate(&mut rng), RootKey::generate(&mut rng));
+        let founding = Org::found("home", "home", &root, &keys, 1, &mut rng).expect("founded");
+        let mut org = founding.org;
+        let mut builder = LogBuilder::new(LogId::Org(org.fingerprint()), Head::default());
+        let mut lines = Vec::new();
+        for entry in founding.entries {
+            builder.append(entry, &mut lines).expect("appended");
+        }
+        builder.seal(keys.signing(), &mut lines).expect("sealed");
+        for n in 0..channels {
+            let name = ChannelName::new(&format!("c{n}")).expect("a name");
+            let channel = ChannelId::from_str(&Hash::of(&n.to_le_bytes()).to_string()).expect("an id");
+            let (home, epoch) = (keys.device(), Epoch(1));
+            let entry =
+                org.entry(Body::ChannelHomed { channel, name, home, epoch, start: Seq(1), prev: Hash::ZERO }, 1);
+            org.apply(&entry.clone().at(Hash::ZERO)).expect("applied");
+            builder.append(entry, &mut lines).expect("appended");
+            builder.seal(keys.signing(), &mut lines).expect("sealed");
+        }
+        (keys, org, lines)
+    }
+
+    #[test]
+    fn a_long_chain_is_sent_in_pieces_that_can_be_kept() {
+        let (_, _, lines) = chain(20);
+        let all = pieces(Seq(1), &lines, 4096);
+        assert!(all.len() > 3);
+        let mut next = Seq(1);
+        for (from, piece) in &all {
+            assert_eq!(*from, next);
+            let last = tieline_proto::log::line::split(piece).last().expect("lines");
+            let Ok(Line::Seal(seal)) = Line::parse(last) else { panic!("a piece ends in a seal") };
+            next = seal.seal.to.next();
+        }
+        assert_eq!(all.into_iter().flat_map(|(_, piece)| piece).collect::<Vec<_>>(), lines);
+        let torn = &lines[..lines.len() - 2];
+        assert!(pieces(Seq(1), torn, 1 << 20)[0].1.len() < torn.len(), "what is not sealed is not sent");
     }
 }

@@ -2,28 +2,34 @@
 //!
 //! | module | is |
 //! |---|---|
-//! | [`open`](self::open) | start: keys, org, logs, doors |
+//! | [`open`] | start: logs, doors, the loop; and the stop |
+//! | `folder`, `attempts`, `ports` | what a start finds: keys and org, the attempt journal, the ports |
 //! | `channel`, `commit` | channels at their home, and their steps' way to disk |
 //! | `calls` | requests of the API |
 //! | `remote` | frames of other nodes |
-//! | `turns`, `runner`, `pump` | turns that run here |
+//! | `turns`, `runner`, `pump`, `files` | turns that run here |
 //! | `feed` | subscriptions |
 //! | `snapshot` | what spares a start the reading of whole logs |
 //!
 //! One task owns all state. It never waits for a disk, a link or a harness: those have tasks and queues of their own
 //! and report back. **One input, drain what it led to, next input.**
 
-mod base64;
+mod attempts;
 mod blobs;
+mod book;
 mod calls;
 mod channel;
 mod commit;
 mod feed;
+mod files;
+mod folder;
+mod making;
 mod membership;
 pub mod offline;
 mod open;
 mod outlet;
 mod pairing;
+mod ports;
 mod pump;
 mod remote;
 mod runner;
@@ -48,18 +54,20 @@ use tieline_proto::id::{ChannelId, Lamport, NodeId};
 use tieline_proto::link::Message;
 use tieline_proto::log::Bad;
 use tieline_proto::time::{Millis, Now};
+use tieline_proto::view::ChannelRole;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub use open::{StartError, run};
 pub use tokens::AgentTokens;
-pub use up::up;
+pub use up::{explain, up};
 
+use crate::base64url as base64;
 use crate::config::Config;
 use crate::handle::{ApiCall, Caller, NodeHandle};
 use crate::net::{Net, NetEvent, NetEvents, OrgView};
-use crate::store::{Command, Index, JournalId, Reader, Report, Writer};
+use crate::store::{Command, JournalId, Reader, Report, Writer};
 use channel::Channel;
 use membership::Membership;
 use outlet::{LocalFrame, Outlet};
@@ -111,6 +119,10 @@ struct Forwarded {
     node: NodeId,
     reply: Option<ReplyTo>,
     feed: Option<mpsc::Sender<Arc<str>>>,
+    /// When the answer is no longer waited for.
+    until: Instant,
+    /// What to say that this node is to the channel.
+    role: Option<ChannelRole>,
 }
 
 /// What one part of this node says to another, in order.
@@ -127,6 +139,8 @@ enum Done {
     Admitted(turns::Admitted),
     /// This node was enrolled in an org.
     Joined(pairing::JoinDone),
+    /// The reader of another node's feed, or the feed, is gone.
+    FeedGone(NodeId, u64),
     /// A log was found damaged before the place that its start began at.
     Damaged(ChannelId, Bad),
 }
@@ -146,7 +160,6 @@ struct Node {
 
     writer: Writer,
     reader: Reader,
-    index: Index,
     next_token: u64,
     /// Commands that the writer has no room for.
     backlog: VecDeque<Command>,
@@ -192,6 +205,10 @@ enum Owner {
     Blob,
 }
 
+fn ended(part: &str) -> StartError {
+    StartError::Unsound(format!("{part} of the node ended by itself; its log says why"))
+}
+
 /// What the loop listens to.
 struct Sources {
     calls: mpsc::Receiver<ApiCall>,
@@ -203,41 +220,46 @@ struct Sources {
 }
 
 impl Node {
-    /// Runs until the node is told to stop.
-    async fn drive(&mut self, sources: &mut Sources) {
+    /// Runs until the node is told to stop. The error is a part of the node that ended by itself: without it nothing
+    /// would be answered any more, so that whoever watches the node must start it again.
+    async fn drive(&mut self, sources: &mut Sources) -> Result<(), StartError> {
         self.work_off();
         while !self.stop.is_cancelled() {
+            // Finishing what was begun goes before beginning anything.
+            while let Ok(report) = sources.reports.try_recv() {
+                self.report(report);
+                self.work_off();
+            }
+            self.drain_backlog();
             let sleep = tokio::time::sleep_until(self.next_due());
             let stop = self.stop.clone();
+            // While the disk is behind nothing new begins: what waits then waits where its sender feels it.
+            let room = self.backlog.is_empty();
+            // By chance and not by rank: neither a busy link nor a busy door keeps the other waiting.
             tokio::select! {
-                biased;
                 () = stop.cancelled() => break,
-                // Finishing what was begun goes before beginning anything.
-                Some(report) = sources.reports.recv() => {
-                    self.report(report);
-                    // The writer reports one commit after the other; they belong together.
-                    while let Ok(report) = sources.reports.try_recv() {
-                        self.report(report);
-                    }
-                }
-                Some(news) = sources.news.recv() => self.runner_news(news),
-                Some(done) = sources.done.recv() => self.done(done),
-                event = sources.net.recv() => match event {
-                    Some(event) => self.net_event(event),
-                    None => break,
+                report = sources.reports.recv() => match report {
+                    Some(report) => self.report(report),
+                    None => return Err(ended("the writer")),
                 },
-                Some((message, tail)) = sources.local.recv() => {
+                Some(done) = sources.done.recv() => self.done(done),
+                Some(news) = sources.news.recv(), if room => self.runner_news(news),
+                event = sources.net.recv(), if room => match event {
+                    Some(event) => self.net_event(event),
+                    None => return Err(ended("the network")),
+                },
+                Some((message, tail)) = sources.local.recv(), if room => {
                     self.work.push_back(Work::ToHome(self.me, message, tail));
                 }
-                Some(call) = sources.calls.recv() => {
+                Some(call) = sources.calls.recv(), if room => {
                     let ApiCall { caller, request, reply, feed } = call;
                     self.call(caller, request, ReplyTo::Here(reply), feed.map(FeedTo::Here));
                 }
                 () = sleep => self.tick(),
             }
             self.work_off();
-            self.drain_backlog();
         }
+        Ok(())
     }
 
     /// Takes what the parts of this node have said to each other to where it belongs.
@@ -259,7 +281,7 @@ impl Node {
             NetEvent::LinkUp { node, name, peer_id, addr } => self.link_up(node, &name, peer_id, addr),
             NetEvent::LinkDown { node, reason } => self.link_down(node, &reason),
             NetEvent::Frame { node, lane: _, message, tail } => self.frame(node, message, tail),
-            NetEvent::Pair(event) => self.pair_event(event),
+            NetEvent::Pair { offer, event } => self.pair_event(offer, event),
         }
     }
 
@@ -267,6 +289,7 @@ impl Node {
         match done {
             Done::Admitted(admitted) => self.admitted(admitted),
             Done::Joined(done) => self.joined(done),
+            Done::FeedGone(node, call) => self.feed_gone(node, call),
             Done::Damaged(id, bad) => self.damaged(id, bad),
         }
     }
@@ -274,6 +297,7 @@ impl Node {
     fn tick(&mut self) {
         let now = Instant::now();
         self.retry_parked(now);
+        self.expire_forwarded(now);
         self.snapshot_quiet();
         if self.reopen_at.is_some_and(|at| at <= now) {
             self.reopen_at = None;

@@ -1,6 +1,5 @@
 //! What a data folder can do without a running node: found an org, show it, be enrolled in another one.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use rand_chacha::ChaCha20Rng;
@@ -13,7 +12,7 @@ use tieline_proto::org::Org;
 use tieline_proto::pairing::{Joined, PairLink};
 use tieline_proto::view;
 
-use super::open;
+use super::{folder, ports};
 use crate::config::Config;
 use crate::consent::{Consent, Grant};
 use crate::data_dir::DataDir;
@@ -27,10 +26,10 @@ use crate::store::Layout;
 pub fn org_show(config: &Config) -> Result<view::Org, ApiError> {
     let _held = DataDir::open(&config.data).map_err(|error| super::up::explain(&error.into()))?;
     let layout = Layout::new(&config.data);
-    let keys = open::device_keys(&config.data).map_err(|error| super::up::explain(&error))?;
-    let opened = match open::open_org(&layout).map_err(|error| super::up::explain(&error))? {
+    let keys = folder::device_keys(&config.data).map_err(|error| super::up::explain(&error))?;
+    let opened = match folder::open_org(&layout, keys.device()).map_err(|error| super::up::explain(&error))? {
         Some(opened) => opened,
-        None => open::found(config, &layout, &keys).map_err(|error| super::up::explain(&error))?,
+        None => folder::found(&config.name, &layout, &keys).map_err(|error| super::up::explain(&error))?,
     };
     let org = opened.org;
     let role = org.device(&keys.device()).map(|device| device.role);
@@ -51,8 +50,8 @@ pub async fn join(
 ) -> Result<PairStep, ApiError> {
     let _held = DataDir::open(&config.data).map_err(|error| super::up::explain(&error.into()))?;
     let layout = Layout::new(&config.data);
-    let keys = Arc::new(open::device_keys(&config.data).map_err(|error| super::up::explain(&error))?);
-    let opened = open::open_org(&layout).map_err(|error| super::up::explain(&error))?;
+    let keys = Arc::new(folder::device_keys(&config.data).map_err(|error| super::up::explain(&error))?);
+    let opened = folder::open_org(&layout, keys.device()).map_err(|error| super::up::explain(&error))?;
     let link = check_link(link, opened.as_ref().map(|opened| &opened.org), keys.device())?;
     let name = name.unwrap_or_else(|| config.name.clone());
     let joined = match enrol(config, Arc::clone(&keys), link, name, show).await {
@@ -101,10 +100,10 @@ pub(super) async fn enrol(
     };
     let mut seed = [0; 32];
     getrandom::fill(&mut seed).map_err(|error| internal(&error))?;
-    let keypair = open::transport_key(&config.data).map_err(|error| internal(&error))?;
-    let loopback = config.listen.chosen && config.listen.addrs.iter().all(open::is_loopback);
+    let keypair = folder::transport_key(&config.data).map_err(|error| internal(&error))?;
+    let loopback = config.listen.chosen && config.listen.addrs.iter().all(ports::is_loopback);
     // A link that names loopback only can only be of this box: whoever pastes it means that.
-    let loopback = loopback || open::names_loopback_only(&link);
+    let loopback = loopback || ports::names_loopback_only(&link);
     let join = JoinConfig { keypair, device: keys, name, rng: ChaCha20Rng::from_seed(seed), loopback };
     let joined = pair::join(join, link, move |digits| show(PairStep::Digits { digits: digits.digits })).await;
     joined.map_err(|error| match error {
@@ -125,14 +124,7 @@ pub(super) fn adopt(
     residency: Option<&Residency>,
 ) -> Result<(), ApiError> {
     let failed = |error: &dyn std::fmt::Display| ApiError::new(Code::Internal, error.to_string());
-    let before = open::open_org(layout).map_err(|error| failed(&error))?;
-    let same = before.as_ref().is_some_and(|opened| opened.org.fingerprint() == joined.org.fingerprint());
-    if let Some(opened) = before.filter(|_| !same) {
-        set_aside(layout.root(), &opened.org).map_err(|error| failed(&error))?;
-    }
-    if !same {
-        open::keep_joined(layout, keys, joined).map_err(|error| failed(&error))?;
-    }
+    // First, as it counts only for a home whose org this box is in.
     if let Some(Residency { harnesses, folders, ceiling }) = residency {
         let grant = Grant {
             home: joined.node,
@@ -142,17 +134,10 @@ pub(super) fn adopt(
         };
         Consent::grant(layout.root(), grant).map_err(|error| failed(&error))?;
     }
-    Ok(())
-}
-
-/// Moves what the first start made out of the way. Nothing is deleted.
-fn set_aside(root: &Path, org: &Org) -> std::io::Result<()> {
-    let suffix = org.fingerprint().short();
-    for name in ["org", "channels", "keys/root", "index"] {
-        let from = root.join(name);
-        if from.exists() {
-            std::fs::rename(&from, root.join(format!("{name}.before-{suffix}")))?;
-        }
-    }
-    Ok(())
+    let before = folder::open_org(layout, keys.device()).map_err(|error| failed(&error))?.map(|opened| opened.org);
+    let kept = match &before {
+        Some(org) if org.fingerprint() == joined.org.fingerprint() => folder::keep_link_key(layout, &joined.link_key),
+        _ => folder::keep_joined(layout, keys, joined, before.as_ref()),
+    };
+    kept.map_err(|error| failed(&error))
 }

@@ -1,33 +1,30 @@
 //! Start and stop: from a data folder to a running loop and back.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use libp2p::Multiaddr;
-use libp2p::identity::Keypair;
 use rand_chacha::ChaCha20Rng;
 use rand_core::{Rng, SeedableRng};
 use serde::de::IgnoredAny;
 use serde_json::json;
 use tieline_proto::channel::{Home, RunProgress, State};
-use tieline_proto::crypto::keys::{DeviceKeys, RootKey};
 use tieline_proto::crypto::link_key::LinkKey;
 use tieline_proto::entry::{Entry, NewEntry};
-use tieline_proto::id::{ChannelId, Handle, Incarnation, Lamport, MessageId, NodeId, Seq};
-use tieline_proto::link::AttemptId;
-use tieline_proto::log::{self, Head, Homes, Line, LogId, Term};
+use tieline_proto::id::{ChannelId, Handle, Lamport, MessageId, NodeId, Seq};
+use tieline_proto::log::{Head, Homes, Line, LogId, Term};
 use tieline_proto::org::{ChannelTerm, Org};
-use tieline_proto::turn::{Resident, RunEvidence};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::attempts::open_resident;
 use super::channel::Channel;
+use super::folder::{OpenedOrg, check_keys, device_keys, found, link_key_path, open_org, transport_key};
 use super::membership::Membership;
 use super::outlet::{LOCAL_WAITING_MAX, Outlet};
+use super::ports::start_net;
 use super::snapshot::{self, Unread};
 use super::tokens::AgentTokens;
 use super::turns::Turns;
@@ -40,10 +37,10 @@ use crate::harness::registry::RegistryError;
 use crate::harness::{Host, HostConfig, Registry};
 use crate::http::{Backend, Doors, Limits, Metrics};
 use crate::keys::{self, KeyFileError};
-use crate::net::{Net, NetConfig, NetError};
+use crate::net::{Net, NetError};
 use crate::store::{
     Command, Commit, Core, Index, JournalAppend, JournalId, Keep, Layout, OpenError, OpenLog, OpenedLog, Reader,
-    RealDisk, Report, Resume, Writer, index, recover,
+    RealDisk, Resume, Writer, index, recover,
 };
 
 /// Runner news that wait for the loop.
@@ -89,6 +86,14 @@ pub enum StartError {
     /// A door.
     #[error(transparent)]
     Door(#[from] crate::http::DoorError),
+    /// The org's chain.
+    #[error("the org's chain is damaged in its first entries, or cannot be read: {path}: {why}", path = .path.display())]
+    Chain {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
     /// The disk.
     #[error("{what}: {error}")]
     Io {
@@ -102,12 +107,12 @@ pub enum StartError {
     Unsound(String),
 }
 
-fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> StartError {
+pub(super) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> StartError {
     let what = what.into();
     move |error| StartError::Io { what, error }
 }
 
-fn unsound(error: &dyn std::fmt::Display) -> StartError {
+pub(super) fn unsound(error: &dyn std::fmt::Display) -> StartError {
     StartError::Unsound(error.to_string())
 }
 
@@ -119,165 +124,16 @@ pub fn wall_clock() -> u64 {
 }
 
 /// A generator seeded by the operating system.
-fn os_rng() -> Result<ChaCha20Rng, StartError> {
+pub(super) fn os_rng() -> Result<ChaCha20Rng, StartError> {
     let mut seed = [0; 32];
     getrandom::fill(&mut seed).map_err(|error| unsound(&error))?;
     Ok(ChaCha20Rng::from_seed(seed))
-}
-
-/// This device's keys, made when there are none.
-///
-/// # Errors
-/// When the file cannot be used or written.
-pub fn device_keys(data: &Path) -> Result<DeviceKeys, StartError> {
-    let path = data.join("keys").join("device");
-    if let Some(bytes) = keys::read(&path)? {
-        return DeviceKeys::from_secret_bytes(&bytes).map_err(|error| unsound(&error));
-    }
-    let keys = DeviceKeys::generate(&mut os_rng()?);
-    keys::write(&path, &keys.to_secret_bytes()).map_err(io("writing the device's key"))?;
-    Ok(keys)
-}
-
-/// The transport's own key. It carries no authority.
-pub(super) fn transport_key(data: &Path) -> Result<Keypair, StartError> {
-    let path = data.join("keys").join("transport");
-    if let Some(bytes) = keys::read(&path)? {
-        let mut bytes = bytes.to_vec();
-        return Keypair::ed25519_from_bytes(&mut bytes[..]).map_err(|error| unsound(&error));
-    }
-    let mut secret = [0; 32];
-    os_rng()?.fill_bytes(&mut secret);
-    keys::write(&path, &secret).map_err(io("writing the transport's key"))?;
-    Keypair::ed25519_from_bytes(secret).map_err(|error| unsound(&error))
-}
-
-/// Refuses to start on a secret that others can read, also one that is not needed now.
-fn check_keys(data: &Path) -> Result<(), StartError> {
-    let Ok(items) = std::fs::read_dir(data.join("keys")) else { return Ok(()) };
-    for item in items {
-        let path = item.map_err(io("reading the keys' folder"))?.path();
-        if path.is_file() {
-            keys::read(&path)?;
-        }
-    }
-    Ok(())
-}
-
-fn link_key_path(data: &Path) -> PathBuf {
-    data.join("keys").join("link")
 }
 
 /// Harnesses of this box.
 pub(super) fn registry(config: &Config) -> Result<Registry, RegistryError> {
     let commands = config.harness.iter().map(|(name, harness)| (name.clone(), harness.command.clone()));
     Registry::load(&config.data, commands.collect())
-}
-
-/// The org of a data folder, opened and folded.
-pub struct OpenedOrg {
-    /// The fold.
-    pub org: Org,
-    /// The chain's log.
-    pub log: OpenedLog,
-}
-
-/// The org of a data folder; `None` when it has none yet.
-///
-/// # Errors
-/// When the chain is not sound.
-pub fn open_org(layout: &Layout) -> Result<Option<OpenedOrg>, StartError> {
-    let folder = layout.root().join("org").join("log");
-    let first = match std::fs::read_dir(&folder) {
-        Ok(mut items) => items.next().is_some(),
-        Err(_) => false,
-    };
-    let path = layout.segment(LogId::Org(tieline_proto::id::OrgId([0; 16])), Seq(1));
-    let first = if first { std::fs::read(&path).ok() } else { None };
-    let Some(bytes) = first else { return Ok(None) };
-    let Some(line) = log::line::split(&bytes).next() else { return Ok(None) };
-    let log = LogId::Org(log::org_id(line));
-    let mut org: Option<Org> = None;
-    let mut fault = None;
-    let open = OpenLog {
-        disk: &RealDisk,
-        layout,
-        log,
-        keep: Keep::Home,
-        homes: Homes::trust_first(),
-        from: None,
-        known: None,
-    };
-    let opened = open.open(&mut |entry: Entry, line: &[u8]| {
-        let applied = match &mut org {
-            None => Org::founded(line).map(|founded| org = Some(founded)),
-            Some(org) => org.apply(&entry),
-        };
-        if let Err(error) = applied {
-            fault.get_or_insert(error);
-        }
-    })?;
-    if let Some(error) = fault {
-        return Err(unsound(&format!("the org's chain is not sound: {error}")));
-    }
-    Ok(org.map(|org| OpenedOrg { org, log: opened }))
-}
-
-/// Founds an org on a data folder that has none.
-///
-/// # Errors
-/// When it cannot be written.
-pub fn found(config: &Config, layout: &Layout, keys: &DeviceKeys) -> Result<OpenedOrg, StartError> {
-    let mut rng = os_rng()?;
-    let root = RootKey::generate(&mut rng);
-    let name = config.name.as_str();
-    let founding = Org::found(name, name, &root, keys, wall_clock(), &mut rng).map_err(|error| unsound(&error))?;
-    keys::write(&layout.root().join("keys").join("root"), &root.to_secret_bytes())
-        .map_err(io("writing the root key"))?;
-    let link = LinkKey::generate(1, &mut rng);
-    keys::write(&link_key_path(layout.root()), &link.to_secret_bytes()).map_err(io("writing the link key"))?;
-    let log = LogId::Org(founding.org.fingerprint());
-    let commit = Commit { token: 1, logs: vec![(log, founding.entries)], ..Commit::default() };
-    write_org(layout, keys, log, commit)?;
-    open_org(layout)?.ok_or_else(|| unsound(&"the org that was just founded cannot be read"))
-}
-
-/// Keeps the org that this device was enrolled in.
-///
-/// # Errors
-/// When it cannot be written.
-pub fn keep_joined(
-    layout: &Layout,
-    keys: &DeviceKeys,
-    joined: &tieline_proto::pairing::Joined,
-) -> Result<(), StartError> {
-    keys::write(&link_key_path(layout.root()), &joined.link_key.to_secret_bytes())
-        .map_err(io("writing the link key"))?;
-    let peer = libp2p::PeerId::from_bytes(&joined.peer).ok();
-    let met = super::membership::Met { peer: peer.map(|peer| peer.to_string()), addrs: joined.addrs.clone() };
-    let book = serde_json::to_vec_pretty(&BTreeMap::from([(joined.node, met)])).unwrap_or_default();
-    keys::write(&layout.root().join(super::membership::BOOK), &book).map_err(io("writing the peer book"))?;
-    let log = LogId::Org(joined.org.fingerprint());
-    let commit = Commit { token: 1, lines: vec![(log, joined.chain.clone())], ..Commit::default() };
-    write_org(layout, keys, log, commit)
-}
-
-fn write_org(layout: &Layout, keys: &DeviceKeys, log: LogId, commit: Commit) -> Result<(), StartError> {
-    let keep = if commit.lines.is_empty() { Keep::Home } else { Keep::Copy };
-    let open = OpenLog { disk: &RealDisk, layout, log, keep, homes: Homes::trust_first(), from: None, known: None };
-    let opened = open.open(&mut |_, _| {})?;
-    let mut core = Core::new(Arc::new(RealDisk), layout.clone(), keys.signing().clone(), Index::memory());
-    core.submit(Command::Add(Box::new(opened)));
-    core.submit(Command::Commit(commit));
-    let mut failed = None;
-    let mut report = |report| {
-        if let Report::Failed { reason, .. } = report {
-            failed = Some(reason);
-        }
-    };
-    while core.step(&mut report) {}
-    core.close(&mut report);
-    failed.map_or(Ok(()), |reason| Err(unsound(&format!("the org's chain cannot be written: {reason}"))))
 }
 
 /// Who seals a channel's log, by the org's chain.
@@ -404,7 +260,8 @@ impl OnDisk<'_> {
         let homes = homes(self.org, id);
         let open = OpenLog { disk: &RealDisk, layout: self.layout, log, keep: Keep::Home, homes, from, known: None };
         // The index is written behind: what it lacks of the log is added now.
-        let reaches = self.index.reaches(log).map_or(Seq(0), |checkpoint| checkpoint.head.seq);
+        // A log that is read from its beginning is indexed whole: it may have been restored beneath its index.
+        let reaches = began.and_then(|_| self.index.reaches(log)).map_or(Seq(0), |checkpoint| checkpoint.head.seq);
         let mut items = Vec::new();
         let mut behind = 0_u64;
         let opened = open.open(&mut |entry, _| {
@@ -470,56 +327,6 @@ pub(super) fn refold(reader: &Reader, id: ChannelId, me: NodeId, kept: Seq) -> R
     folding.into_home(reader.layout(), me).map(|home| (home, head))
 }
 
-/// The boot of this box: unsynced writes survive a process, not a boot.
-fn boot_id() -> String {
-    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
-    // Without one, every start counts as a boot: more is held, nothing is run twice.
-    id.map_or_else(|_| format!("unknown-{}-{}", std::process::id(), wall_clock()), |id| id.trim().to_owned())
-}
-
-/// What is on disk of an attempt here.
-fn evidence(layout: &Layout, id: &AttemptId) -> RunEvidence {
-    let journal = JournalId::Attempt(*id);
-    let mut progress = RunProgress::new(id.attempt);
-    let mut last = Vec::new();
-    let recovered = recover::<IgnoredAny>(&RealDisk, layout, journal, &mut |line| {
-        line.clone_into(&mut last);
-        let mut line = line.to_vec();
-        line.push(b'\n');
-        let _ = progress.absorb(&line);
-    });
-    if recovered.is_err() {
-        return RunEvidence::default();
-    }
-    let ended = matches!(serde_json::from_slice(&last), Ok(tieline_proto::event::Event::Finished { .. }));
-    RunEvidence { events: progress.events(), length: progress.length(), journal: Some(progress.hash()), ended }
-}
-
-/// The resident's attempt journal: the newest one, or a new one. Gives its length and what has to be written first.
-pub(super) fn open_resident(layout: &Layout) -> Result<(Resident, JournalId, u64, Vec<u8>), StartError> {
-    let newest = std::fs::read_dir(layout.attempts()).into_iter().flatten().filter_map(|item| {
-        let name = item.ok()?.file_name();
-        u64::from_str(name.to_str()?.strip_suffix(".jsonl")?).ok()
-    });
-    let newest = newest.max();
-    if let Some(n) = newest {
-        let mut lines = Vec::new();
-        let state = recover::<IgnoredAny>(&RealDisk, layout, JournalId::Attempts(n), &mut |line| {
-            lines.extend_from_slice(line);
-            lines.push(b'\n');
-        })
-        .map_err(io("reading the attempt journal"))?;
-        match Resident::restore(&lines, boot_id(), |id| evidence(layout, id)) {
-            Ok(resident) => return Ok((resident, JournalId::Attempts(n), state.len, Vec::new())),
-            Err(error) => tracing::error!(%error, "a new attempt journal is begun; turns that were open are held"),
-        }
-    }
-    let mut incarnation = [0; 16];
-    os_rng()?.fill_bytes(&mut incarnation);
-    let (resident, first) = Resident::begin(Incarnation(incarnation), boot_id());
-    Ok((resident, JournalId::Attempts(newest.map_or(1, |n| n + 1)), 0, first))
-}
-
 /// The handle of the person whose box this is.
 fn person() -> Handle {
     let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).unwrap_or_default();
@@ -542,33 +349,37 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), StartErr
     crate::logging::start_file(&config.data).map_err(io("opening the log file"))?;
     loop {
         let life = stop.child_token();
-        let Some((joined, residency)) = Box::pin(live(&config, life)).await? else { break };
+        let Some(adoption) = Box::pin(live(&config, life)).await? else { break };
         if stop.is_cancelled() {
             break;
         }
         let layout = Layout::new(&config.data);
         let keys = device_keys(&config.data)?;
-        super::offline::adopt(&layout, &keys, &joined, residency.as_ref()).map_err(|error| unsound(&error))?;
+        super::offline::adopt(&layout, &keys, &adoption.joined, adoption.residency.as_ref())
+            .map_err(|error| unsound(&error))?;
     }
     drop(dir);
     Ok(())
 }
 
 /// One life of a node: until it stops, or begins anew in an org that it was enrolled in.
-async fn live(
-    config: &Config,
-    stop: CancellationToken,
-) -> Result<Option<(Box<tieline_proto::pairing::Joined>, Option<tieline_proto::api::Residency>)>, StartError> {
+async fn live(config: &Config, stop: CancellationToken) -> Result<Option<pairing::Adoption>, StartError> {
     let started = Instant::now();
     let layout = Layout::new(&config.data);
     check_keys(&config.data)?;
     let keys = Arc::new(device_keys(&config.data)?);
     let me = keys.device();
-    let opened = match open_org(&layout)? {
+    let opened = match open_org(&layout, me)? {
         Some(opened) => opened,
-        None => found(config, &layout, &keys)?,
+        None => found(&config.name, &layout, &keys)?,
     };
+    let (org_note, org_broken) = (opened.note(), opened.broken());
     let OpenedOrg { org, log: org_log } = opened;
+    let mut config = config.clone();
+    if let Some(device) = org.device(&me).filter(|_| !config.name_chosen) {
+        config.name.clone_from(&device.name);
+    }
+    let config = &config;
     let link_key = keys::read(&link_key_path(&config.data))?
         .ok_or_else(|| unsound(&"the link key is missing: restore keys/link, or pair this box again"))?;
     let link_key = LinkKey::from_secret_bytes(&link_key).map_err(|error| unsound(&error))?;
@@ -584,6 +395,10 @@ async fn live(
     let mut logs = Vec::new();
     let mut lamport = Lamport(0);
     let mut notes = Vec::new();
+    if let Some(note) = org_note {
+        tracing::warn!("{note}");
+        notes.push(note);
+    }
     let mut unread = Vec::new();
     let disk = OnDisk { layout: &layout, index: &index, org: &org, me };
     for (id, term) in org.channels().filter(|(_, term)| term.home == me) {
@@ -610,7 +425,7 @@ async fn live(
     }
 
     // Who and where.
-    let membership = Membership::new(me, org, org_head, vec![link_key], person(), &config.data);
+    let membership = Membership::new(me, (org, org_head, org_broken), vec![link_key], person(), &config.data);
     let (org_view, org_seen) = watch::channel(Arc::new(membership.view()));
     let mut rng = os_rng()?;
     let mut net_seed = [0; 32];
@@ -656,7 +471,6 @@ async fn live(
         wall: Arc::new(wall_clock),
         writer,
         reader,
-        index,
         next_token: 1,
         backlog: VecDeque::new(),
         tokens: BTreeMap::new(),
@@ -688,109 +502,34 @@ async fn live(
     let mut sources =
         Sources { calls, net: net_events, reports, local: local_received, news: news_received, done: done_received };
     for id in node.channels.keys().copied().collect::<Vec<_>>() {
+        node.sweep_staged(id);
         node.greet(id);
     }
+    node.resident(tieline_proto::turn::Input::LinkUp(me));
     // The ready file names the addresses, and the transport binds them in its own time.
     let deadline = Instant::now() + LISTEN_WAIT;
     while node.net.listening().is_empty() && Instant::now() < deadline {
         tokio::time::sleep(LISTEN_LOOK).await;
     }
     node.learn_listening();
-    node.write_ready();
+    if let Err(error) = node.write_ready() {
+        // Who waits for the file would wait for ever.
+        node.close(sources).await;
+        return Err(io(format!("writing the ready file {}", ready_path(config)))(error));
+    }
     node.greet_person();
     tracing::info!(
         node = %me.short(), name = node.config.name, api = node.api, ms = started.elapsed().as_millis() as u64, "up"
     );
-    node.drive(&mut sources).await;
+    let driven = node.drive(&mut sources).await;
     node.close(sources).await;
     drop(doors);
+    driven?;
     Ok(node.pairing.joined.take())
 }
 
-/// Listens; default ports that are busy are replaced by free ones, and said so.
-fn start_net(
-    config: &Config,
-    keypair: &Keypair,
-    device: &Arc<DeviceKeys>,
-    seed: [u8; 32],
-    org: &watch::Receiver<Arc<crate::net::OrgView>>,
-    notes: &mut Vec<String>,
-) -> Result<(Net, crate::net::NetEvents), StartError> {
-    let start = |listen: Vec<Multiaddr>| {
-        let config = NetConfig {
-            keypair: keypair.clone(),
-            listen,
-            external: Vec::new(),
-            bootstrap: config.bootstrap.clone(),
-            device: Arc::clone(device),
-            rng: ChaCha20Rng::from_seed(seed),
-            wall: Arc::new(wall_clock),
-        };
-        Net::spawn(config, org.clone())
-    };
-    // A port that was left to chance stays what it was, so that those who know this node find it again.
-    let remembered = remembered_ports(&config.data);
-    let wanted: Vec<_> = config.listen.addrs.iter().map(|addr| with_port_of(addr, &remembered)).collect();
-    if wanted != config.listen.addrs {
-        match start(wanted) {
-            Err(error) if error.is_port_busy() => tracing::debug!(%error, "the port of the last time is taken"),
-            other => return Ok(other?),
-        }
-    }
-    match start(config.listen.addrs.clone()) {
-        Err(error) if error.is_port_busy() && !config.listen.chosen => {
-            let free = config.listen.addrs.iter().map(with_free_port).collect();
-            let note = format!("{error}: listening on a free port instead");
-            tracing::warn!("{note}");
-            notes.push(note);
-            Ok(start(free)?)
-        }
-        other => Ok(other?),
-    }
-}
-
-/// Whether an address is one of this box's own.
-pub(super) fn is_loopback(addr: &Multiaddr) -> bool {
-    use libp2p::multiaddr::Protocol;
-    addr.iter().any(|part| match part {
-        Protocol::Ip4(ip) => ip.is_loopback(),
-        Protocol::Ip6(ip) => ip.is_loopback(),
-        _ => false,
-    })
-}
-
-/// Whether a pairing link can only be of this box.
-pub(super) fn names_loopback_only(link: &tieline_proto::pairing::PairLink) -> bool {
-    let addrs = link.addrs.iter().filter_map(|addr| Multiaddr::try_from(addr.clone()).ok());
-    let mut addrs = addrs.peekable();
-    addrs.peek().is_some() && addrs.all(|addr| is_loopback(&addr))
-}
-
-/// Remembers the ports that this node listens on.
-const PORTS: &str = "ports.json";
-
-fn remembered_ports(data: &Path) -> Vec<Multiaddr> {
-    // A hint: without it, ports are left to chance once more.
-    std::fs::read(data.join(PORTS)).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
-}
-
-/// The address with the port of the last time, when it leaves the port open.
-fn with_port_of(addr: &Multiaddr, remembered: &[Multiaddr]) -> Multiaddr {
-    use libp2p::multiaddr::Protocol;
-    let open = addr.iter().any(|part| matches!(part, Protocol::Tcp(0) | Protocol::Udp(0)));
-    let same = |known: &&Multiaddr| with_free_port(known) == *addr;
-    remembered.iter().find(same).filter(|_| open).cloned().unwrap_or_else(|| addr.clone())
-}
-
-fn with_free_port(addr: &Multiaddr) -> Multiaddr {
-    use libp2p::multiaddr::Protocol;
-    addr.iter()
-        .map(|part| match part {
-            Protocol::Tcp(_) => Protocol::Tcp(0),
-            Protocol::Udp(_) => Protocol::Udp(0),
-            part => part,
-        })
-        .collect()
+fn ready_path(config: &Config) -> String {
+    config.ready_file.as_deref().map_or_else(String::new, |path| path.display().to_string())
 }
 
 /// What `/metrics` shows.
@@ -813,46 +552,36 @@ impl Metrics for Gauges {
 }
 
 impl Node {
-    fn learn_listening(&mut self) {
-        let peer = self.net.peer_id();
-        let listening = self.net.listening();
-        self.addrs = listening.iter().map(|addr| format!("{addr}/p2p/{peer}")).collect();
-        let ports = serde_json::to_vec(&listening).unwrap_or_default();
-        if let Err(error) = keys::write(&self.data.join(PORTS), &ports) {
-            tracing::debug!(%error, "the ports are not remembered");
-        }
-    }
-
     /// Tells a person what to type next; programs read the ready file.
     fn greet_person(&self) {
         use std::io::Write as _;
-        if self.config.log != LogFormat::Human {
+        if self.config.log != LogFormat::Human || self.config.json {
             return;
         }
         let name = self.membership.org().and_then(|org| org.channels().next()).map(|(_, term)| term.name.as_str());
         let next = match name {
             // The first thing a person types is answered, with no agent installed and no second box.
             None => [
-                "tieline channel create lobby",
-                "tieline member add lobby echo --harness scripted",
-                "tieline post lobby \"@echo hello\" --wait",
+                "channel create lobby",
+                "member add lobby echo --harness scripted",
+                "post lobby \"@echo hello\" --wait",
             ]
             .map(str::to_owned)
             .to_vec(),
-            Some(name) => vec![format!("tieline tail {name} --follow"), "tieline status".to_owned()],
+            Some(name) => vec![format!("tail {name} --follow"), "status".to_owned()],
         };
         let mut text =
             format!("{} is up. The page and the API: {}\n\nNext, in another terminal:\n", self.config.name, self.api);
-        for command in next.iter().map(String::as_str).chain(["tieline pair"]) {
-            text.push_str(&format!("  {command}\n"));
+        for args in next.iter().map(String::as_str).chain(["pair"]) {
+            text.push_str(&format!("  {}\n", self.config.command(args)));
         }
         // Nobody may read it; the node runs all the same.
         let _ = std::io::stdout().lock().write_all(text.as_bytes());
     }
 
     /// Says that the node answers, to whoever waits for it.
-    fn write_ready(&self) {
-        let Some(path) = &self.config.ready_file else { return };
+    fn write_ready(&self) -> std::io::Result<()> {
+        let Some(path) = &self.config.ready_file else { return Ok(()) };
         let ready = json!({
             "api": self.api,
             "node": self.me,
@@ -861,9 +590,7 @@ impl Node {
             "pid": std::process::id(),
             "version": env!("CARGO_PKG_VERSION"),
         });
-        if let Err(error) = keys::write(path, ready.to_string().as_bytes()) {
-            tracing::error!(%error, path = %path.display(), "the ready file cannot be written");
-        }
+        keys::write(path, ready.to_string().as_bytes())
     }
 
     /// Ends what runs, finishes what is on its way to disk, and closes everything.
@@ -879,6 +606,7 @@ impl Node {
                 Ok(Some(report)) => {
                     self.report(report);
                     self.work_off();
+                    self.drain_backlog();
                 }
                 _ => break,
             }
@@ -886,6 +614,7 @@ impl Node {
         self.drain_backlog();
         self.snapshot_all().await;
         self.net.shutdown().await;
+        self.membership.close().await;
         tracing::info!("stopped");
     }
 }

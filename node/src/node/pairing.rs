@@ -1,5 +1,6 @@
 //! Enrolling devices: offers of this node, and the way of this node into somebody's org.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -8,10 +9,11 @@ use tieline_proto::entry::Role;
 use tieline_proto::id::{NodeId, Seq};
 use tieline_proto::pairing::{Approval, Joined, Reason, Terms, Welcome};
 use tokio::sync::mpsc;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::calls::frame_text;
 use super::{Done, FeedTo, Node, ReplyTo, offline};
-use crate::net::pair::PairEvent;
+use crate::net::pair::{OfferId, PairEvent};
 
 /// Bytes of the chain read at once for a welcome.
 const CHUNK_LEN: usize = 256 * 1024;
@@ -19,20 +21,38 @@ const CHUNK_LEN: usize = 256 * 1024;
 /// What this node has to do with pairing now.
 #[derive(Debug, Default)]
 pub(super) struct Pairing {
-    /// Where the steps of the offer go.
-    feed: Option<mpsc::Sender<Arc<str>>>,
+    /// Number of the last offer.
+    last: u64,
+    /// The offers whose steps somebody follows.
+    shown: BTreeMap<OfferId, Shown>,
     /// A device whose entry is on its way to disk.
     enrolling: Option<Enrolling>,
     /// Somebody's org that this node has just been enrolled in: it starts anew as one of its devices.
-    pub(super) joined: Option<(Box<Joined>, Option<Residency>)>,
+    pub(super) joined: Option<Adoption>,
+}
+
+/// Who shows an offer.
+#[derive(Debug)]
+struct Shown {
+    feed: mpsc::Sender<Arc<str>>,
+    /// Ends the task that waits for who shows it to go.
+    _over: DropGuard,
 }
 
 #[derive(Debug)]
 struct Enrolling {
+    offer: OfferId,
     device: NodeId,
     certificate: String,
     name: String,
     seq: Seq,
+}
+
+/// What the next life of this node is made of.
+#[derive(Debug)]
+pub(super) struct Adoption {
+    pub joined: Box<Joined>,
+    pub residency: Option<Residency>,
 }
 
 /// A join that ended.
@@ -65,18 +85,25 @@ impl Node {
         let (Some(FeedTo::Here(feed)), ReplyTo::Here(reply)) = (feed, reply) else {
             return;
         };
-        // A newer offer takes an older one's place; the older one's command is told so by the end of its frames.
-        self.pairing.feed = Some(feed.clone());
+        // A newer offer takes an older one's place; who shows the older one is told so when that is done.
+        self.pairing.shown.retain(|_, shown| !shown.feed.is_closed());
+        self.pairing.last += 1;
+        let offer = OfferId(self.pairing.last);
+        let over = CancellationToken::new();
+        let shown = Shown { feed: feed.clone(), _over: over.clone().drop_guard() };
+        self.pairing.shown.insert(offer, shown);
         let net = self.net.clone();
         tokio::spawn(async move {
-            match net.pair_offer(terms).await {
+            match net.pair_offer(offer, terms).await {
                 Ok(offered) => {
                     let _ = reply.send(Ok(json!({})));
                     let step = PairStep::Offer { link: offered.link.to_string(), expires_ms: offered.expires_ms };
                     let _ = feed.send(step_frame(step)).await;
-                    // Who shows the offer is gone: nobody could type the digits.
-                    feed.closed().await;
-                    let _ = net.pair_cancel().await;
+                    tokio::select! {
+                        // Who shows the offer is gone: nobody could type the digits.
+                        () = feed.closed() => drop(net.pair_cancel(offer).await),
+                        () = over.cancelled() => {}
+                    }
                 }
                 Err(error) => {
                     let error = ApiError::new(Code::Limit, error.to_string()).hint("wait, then: tieline pair");
@@ -92,6 +119,7 @@ impl Node {
             let founder = self.membership.org().and_then(|org| org.home()).map(|node| self.node_name(&node));
             return Err(error.hint(format!("on {}: tieline pair", founder.unwrap_or_else(|| "that box".to_owned()))));
         }
+        self.membership.check_writable()?;
         if !channels.is_empty() {
             let error = ApiError::new(Code::Invalid, "this version enrols devices for all channels of the org");
             return Err(error.hint("leave --channel out"));
@@ -120,50 +148,55 @@ impl Node {
 
     pub(super) fn pair_cancel(&mut self) -> Result<Value, ApiError> {
         let net = self.net.clone();
-        tokio::spawn(async move { net.pair_cancel().await });
+        // The network knows which of them stands.
+        let offers: Vec<_> = self.pairing.shown.keys().copied().collect();
+        tokio::spawn(async move {
+            for offer in offers {
+                let _ = net.pair_cancel(offer).await;
+            }
+        });
         Ok(json!({}))
     }
 
-    pub(super) fn pair_event(&mut self, event: PairEvent) {
+    pub(super) fn pair_event(&mut self, offer: OfferId, event: PairEvent) {
         match event {
-            PairEvent::Claimed { name, .. } => self.tell(PairStep::Claim { name }),
-            PairEvent::Approved(approval) => self.enrol(*approval),
+            PairEvent::Claimed { name, .. } => self.tell(offer, PairStep::Claim { name }),
+            PairEvent::Approved(approval) => self.enrol(offer, *approval),
             PairEvent::Enrolled { device, name } => {
                 let org = self.membership.id().to_string();
-                self.tell(PairStep::Enrolled { device, name, org });
-                self.pairing.feed = None;
+                self.tell(offer, PairStep::Enrolled { device, name, org });
+                self.pairing.shown.remove(&offer);
             }
             PairEvent::Refused { reason } => {
                 if reason == Reason::Raced {
                     tracing::warn!("two devices claimed one offer: both were refused; somebody else may have the link");
                 }
-                self.tell(PairStep::Refused { reason: reason.to_string() });
-                self.pairing.feed = None;
+                self.tell(offer, PairStep::Refused { reason: reason.to_string() });
+                self.pairing.shown.remove(&offer);
             }
         }
     }
 
-    fn tell(&mut self, step: PairStep) {
-        if let Some(feed) = &self.pairing.feed {
-            let _ = feed.try_send(step_frame(step));
+    fn tell(&self, offer: OfferId, step: PairStep) {
+        if let Some(shown) = self.pairing.shown.get(&offer) {
+            let _ = shown.feed.try_send(step_frame(step));
         }
     }
 
     /// The operator typed the right digits: the device goes into the chain, and hears of it when that is durable.
-    fn enrol(&mut self, approval: Approval) {
-        let Approval { binding, held, name, role } = approval;
-        let device = binding.device;
-        let enrolled = self.membership.org().ok_or_else(|| "no org".to_owned()).and_then(|org| {
-            org.enrol(binding, held, &name, role, self.keys.signing()).map_err(|error| error.to_string())
-        });
-        let enrolment = match enrolled {
-            Ok(enrolment) => enrolment,
+    fn enrol(&mut self, offer: OfferId, approval: Approval) {
+        let device = approval.binding.device;
+        let writable = self.membership.check_writable().map_err(|error| error.to_string());
+        let enrolled =
+            writable.and_then(|()| self.membership.enrol(approval, &self.keys).map_err(|error| error.to_string()));
+        let (enrolment, seq) = match enrolled {
+            Ok(enrolled) => enrolled,
             Err(error) => {
                 tracing::error!(error, "a device could not be enrolled");
-                return self.not_enrolled();
+                return self.not_enrolled(offer);
             }
         };
-        let mut enrolling = Enrolling { device, certificate: enrolment.certificate, name: enrolment.name, seq: Seq(0) };
+        let mut enrolling = Enrolling { offer, device, certificate: enrolment.certificate, name: enrolment.name, seq };
         if let Some(body) = enrolment.body {
             let wall = self.now().wall;
             match self.membership.append(body, wall) {
@@ -173,7 +206,7 @@ impl Node {
                 }
                 Err(error) => {
                     tracing::error!(%error, "a device could not be enrolled");
-                    return self.not_enrolled();
+                    return self.not_enrolled(offer);
                 }
             }
         }
@@ -181,15 +214,23 @@ impl Node {
         self.pairing_durable();
     }
 
-    fn not_enrolled(&self) {
+    /// The chain could not be written: the device is told at once, and can come again.
+    pub(super) fn pairing_failed(&mut self) {
+        let durable = self.reader.head(self.membership.log()).map_or(Seq(0), |head| head.seq);
+        if let Some(enrolling) = self.pairing.enrolling.take_if(|enrolling| enrolling.seq > durable) {
+            self.not_enrolled(enrolling.offer);
+        }
+    }
+
+    fn not_enrolled(&self, offer: OfferId) {
         let net = self.net.clone();
-        tokio::spawn(async move { net.pair_enrolled(None).await });
+        tokio::spawn(async move { net.pair_enrolled(offer, None).await });
     }
 
     /// The chain is durable a bit further.
     pub(super) fn pairing_durable(&mut self) {
         let durable = self.reader.head(self.membership.log()).map_or(Seq(0), |head| head.seq);
-        let Some(Enrolling { device, certificate, name, .. }) =
+        let Some(Enrolling { offer, device, certificate, name, .. }) =
             self.pairing.enrolling.take_if(|enrolling| enrolling.seq <= durable)
         else {
             return;
@@ -199,12 +240,12 @@ impl Node {
         while let Ok(Some(chunk)) = cursor.read(CHUNK_LEN) {
             chain.extend_from_slice(&chunk.bytes);
         }
-        let Some(link_key) = self.membership.link_key().cloned() else { return self.not_enrolled() };
+        let Some(link_key) = self.membership.link_key().cloned() else { return self.not_enrolled(offer) };
         let addrs = self.addrs.clone();
         let welcome = Welcome { device, certificate, name, chain, link_key, node: self.me, addrs };
         let net = self.net.clone();
         self.org_changed();
-        tokio::spawn(async move { net.pair_enrolled(Some(Box::new(welcome))).await });
+        tokio::spawn(async move { net.pair_enrolled(offer, Some(Box::new(welcome))).await });
     }
 
     // ---- at the device ----
@@ -249,7 +290,7 @@ impl Node {
             org: joined.org.fingerprint().to_string(),
         };
         tracing::info!(org = %joined.org.fingerprint(), "enrolled; starting anew as a device of that org");
-        self.pairing.joined = Some((joined, residency));
+        self.pairing.joined = Some(Adoption { joined, residency });
         let _ = feed.try_send(step_frame(step));
         self.stop.cancel();
     }

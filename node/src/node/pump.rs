@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tieline_proto::crypto::keys::DeviceKeys;
@@ -24,6 +24,9 @@ const CHUNK_LEN: usize = 60 * 1024;
 
 /// Longest chunk: one event line and its LF always fit.
 const CHUNK_LEN_MAX: usize = EVENT_LEN_MAX + 1;
+
+/// Bytes read at once while a pump is behind.
+const READ_LEN: usize = 4 * CHUNK_LEN;
 
 /// How an attempt ended.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -131,7 +134,10 @@ impl Pump {
             match order {
                 Some(Order::Resume(from)) => {
                     finished = false;
-                    place = Place::find(&self.path, from)
+                    let path = self.path.clone();
+                    let found = tokio::task::spawn_blocking(move || Place::find(&path, from)).await;
+                    place = found
+                        .unwrap_or_else(|error| Err(io::Error::other(error)))
                         .map_err(|error| {
                             tracing::warn!(run = %self.id.run, %error, "a run's journal cannot be read");
                         })
@@ -147,7 +153,7 @@ impl Pump {
     }
 
     async fn send_chunk(&self, at: &mut Place, written: u64) -> Result<(), String> {
-        let lines = at.read(written).map_err(|error| error.to_string())?;
+        let lines = at.read(written).await.map_err(|error| error.to_string())?;
         let count = lines.iter().filter(|byte| **byte == b'\n').count() as u64;
         let length = lines.len() as u64;
         let message = Message::Events { id: self.id, first: at.index };
@@ -172,17 +178,20 @@ impl Pump {
 
 /// Where in the journal a pump stands.
 struct Place {
-    file: File,
+    file: Arc<File>,
     index: u64,
     offset: u64,
+    /// What was read ahead, and how much of it was taken.
+    ahead: Vec<u8>,
+    taken: usize,
 }
 
 impl Place {
     /// The place of the line with this index.
-    fn find(path: &PathBuf, index: u64) -> io::Result<Self> {
-        let file = File::open(path)?;
-        let mut place = Self { file, index: 0, offset: 0 };
-        let mut buffer = vec![0; CHUNK_LEN];
+    fn find(path: &Path, index: u64) -> io::Result<Self> {
+        let file = Arc::new(File::open(path)?);
+        let mut place = Self { file, index: 0, offset: 0, ahead: Vec::new(), taken: 0 };
+        let mut buffer = vec![0; READ_LEN];
         let mut base = 0;
         while place.index < index {
             let got = place.file.read_at(&mut buffer, base)?;
@@ -207,17 +216,67 @@ impl Place {
     }
 
     /// Whole lines from here, about [`CHUNK_LEN`] of them, at least one.
-    fn read(&self, written: u64) -> io::Result<Vec<u8>> {
-        // Written just now, so this comes from the page cache; a thread would cost more than the read.
-        for len in [CHUNK_LEN, CHUNK_LEN_MAX] {
-            let available = usize::try_from(written - self.offset).unwrap_or(usize::MAX);
-            let mut buffer = vec![0; len.min(available)];
-            self.file.read_exact_at(&mut buffer, self.offset)?;
-            if let Some(last) = buffer.iter().rposition(|byte| *byte == b'\n') {
-                buffer.truncate(last + 1);
-                return Ok(buffer);
+    async fn read(&mut self, written: u64) -> io::Result<Vec<u8>> {
+        let available = usize::try_from(written - self.offset).unwrap_or(usize::MAX);
+        for len in [READ_LEN, CHUNK_LEN_MAX] {
+            if let Some(lines) = self.take() {
+                return Ok(lines);
             }
+            let mut buffer = std::mem::take(&mut self.ahead);
+            buffer.resize(len.min(available), 0);
+            let (file, offset) = (Arc::clone(&self.file), self.offset);
+            let read = move || file.read_exact_at(&mut buffer, offset).map(|()| buffer);
+            // Next to the end it was written just now, and a thread would cost more than the page cache does.
+            self.ahead = if available <= CHUNK_LEN {
+                read()?
+            } else {
+                tokio::task::spawn_blocking(read).await.map_err(io::Error::other)??
+            };
+            self.taken = 0;
         }
-        Err(io::Error::new(io::ErrorKind::InvalidData, "a line of the journal is too long"))
+        self.take().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a line of the journal is too long"))
+    }
+
+    /// Takes a chunk of what was read ahead; `None` when no whole line of it is left.
+    fn take(&mut self) -> Option<Vec<u8>> {
+        let rest = self.ahead.get(self.taken..)?;
+        let end = |bytes: &[u8]| bytes.iter().rposition(|byte| *byte == b'\n').map(|at| at + 1);
+        let near = rest.get(..CHUNK_LEN.min(rest.len())).and_then(end);
+        // A line that is longer than a chunk goes alone.
+        let len = near.or_else(|| rest.iter().position(|byte| *byte == b'\n').map(|at| at + 1))?;
+        let lines = rest.get(..len)?.to_vec();
+        self.taken += len;
+        Some(lines)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_journal_is_cut_at_line_ends_whatever_its_lines_are() {
+        let mut file = tempfile::NamedTempFile::new().expect("a file");
+        let lines: Vec<Vec<u8>> = [1, 100, CHUNK_LEN - 1, CHUNK_LEN, READ_LEN + 5, EVENT_LEN_MAX, 3, 2 * CHUNK_LEN, 0]
+            .iter()
+            .map(|len| [vec![b'x'; *len], vec![b'\n']].concat())
+            .collect();
+        let whole = lines.concat();
+        file.write_all(&whole).expect("written");
+        for from in 0..lines.len() {
+            let mut place = Place::find(file.path(), from as u64).expect("found");
+            let mut read = Vec::new();
+            while place.offset < whole.len() as u64 {
+                let chunk = place.read(whole.len() as u64).await.expect("read");
+                assert!(chunk.ends_with(b"\n"), "whole lines");
+                assert!(chunk.len() <= CHUNK_LEN_MAX);
+                place.offset += chunk.len() as u64;
+                read.extend(chunk);
+            }
+            assert!(read == lines[from..].concat(), "from line {from}");
+        }
+        assert!(Place::find(file.path(), lines.len() as u64 + 1).is_err(), "more than there is");
     }
 }

@@ -10,39 +10,39 @@ use tieline_proto::api::{ApiError, Code, Frame, Request};
 use tieline_proto::channel::Input;
 use tieline_proto::crypto::sign;
 use tieline_proto::entry::{Auth, Draft, Post};
-use tieline_proto::id::{ChannelId, ClientId, MemberId, MessageId, NodeId, Seq};
+use tieline_proto::id::{ChannelId, ClientId, MemberId, MessageId, NodeId};
 use tieline_proto::link::{Agent, Lane, Message};
+use tieline_proto::wire::frame::TAIL_LEN_MAX;
 use tieline_proto::wire::json::{self as gate, Limits};
 use tokio::sync::mpsc;
 
 use super::calls::frame_text;
 use super::feed::Feed;
-use super::{FeedTo, Forwarded, Node, ReplyTo, Work};
+use super::{Done, FeedTo, Forwarded, Node, ReplyTo, Work};
 use crate::handle::Caller;
 
 /// Highest version of the link's messages that this node speaks.
 const VERSION: u32 = 1;
 
-/// Longest request in a call: a piece of an attachment in base64 and what is around it.
-const CALL_LEN_MAX: usize = 768 * 1024;
-
 /// Frames of another node's subscription that may wait for the reader here; a slower reader is cut and resumes.
-const FEED_WAITING_MAX: usize = 4096;
+const FEED_WAITING_MAX: usize = 512;
+
+/// Subscriptions of one node at once.
+const FED_MAX: usize = 64;
 
 impl Node {
     pub(super) fn link_up(&mut self, node: NodeId, name: &str, peer: PeerId, addr: Option<Multiaddr>) {
         tracing::info!(node = %node.short(), name, "link up");
-        self.membership.met(node, peer, addr);
+        self.met(node, peer, addr.as_ref());
+        // The chain goes before the greeting: what the greeting sets off may name a channel that is new here.
+        if self.membership.org().and_then(|org| org.home()) == Some(node) {
+            self.send(node, Message::OrgGet { from: self.membership.lacks() }, Vec::new());
+        }
         let hello = self.hello();
         self.send(node, hello, Vec::new());
-        let org = self.membership.org();
-        if org.and_then(|org| org.home()) == Some(node) {
-            let from = org.map_or(Seq(1), |org| org.seq().next());
-            self.send(node, Message::OrgGet { from }, Vec::new());
-        }
     }
 
-    /// What this node says first on a link, and again when its attempt journal is another.
+    /// What this node says of itself on a link, and again when its attempt journal is another.
     pub(super) fn hello(&self) -> Message {
         Message::Hello {
             version: VERSION,
@@ -82,11 +82,15 @@ impl Node {
     pub(super) fn frame(&mut self, node: NodeId, message: Message, tail: Vec<u8>) {
         match &message {
             Message::Hello { mark, addrs, .. } => {
-                self.membership.learn_addrs(node, addrs);
+                if !self.greeted(node, addrs) {
+                    return;
+                }
                 self.peers.insert(node, *mark);
                 for id in self.channels.keys().copied().collect::<Vec<_>>() {
                     self.feed_home(id, Input::LinkUp(node, *mark));
                 }
+                // What ended here while its home was away, or whose end was lost on the way, is told again.
+                self.resident(tieline_proto::turn::Input::LinkUp(node));
                 self.retry_parked(tokio::time::Instant::now());
             }
             Message::Deliver { .. }
@@ -103,9 +107,9 @@ impl Node {
             | Message::StopOk { .. }
             | Message::AnswerOk { .. }
             | Message::Report { .. } => self.work.push_back(Work::ToHome(node, message, tail)),
-            Message::Call { call, agent, auth } => {
-                let (call, agent, auth) = (*call, *agent, auth.clone());
-                self.called(node, call, agent, auth, &tail);
+            Message::Call { call, agent } => {
+                let (call, agent) = (*call, *agent);
+                self.called(node, call, agent, &tail);
             }
             Message::Reply { call } => self.replied(node, *call, &tail),
             Message::Feed { call } => self.fed(node, *call, &tail),
@@ -144,13 +148,13 @@ impl Node {
 
     // ---- calls of other nodes ----
 
-    fn called(&mut self, node: NodeId, call: u64, agent: Option<Agent>, auth: Option<Auth>, tail: &[u8]) {
+    fn called(&mut self, node: NodeId, call: u64, agent: Option<Agent>, tail: &[u8]) {
         let reply = ReplyTo::There(node, call);
-        let request = gate::check(tail, Limits::text(CALL_LEN_MAX))
+        let asked = gate::check(tail, Limits::text(TAIL_LEN_MAX))
             .map_err(|error| error.to_string())
-            .and_then(|text| serde_json::from_str::<Request>(text).map_err(|error| error.to_string()));
-        let request = match request {
-            Ok(request) => request,
+            .and_then(|text| serde_json::from_str::<Asked>(text).map_err(|error| error.to_string()));
+        let Asked { request, auth } = match asked {
+            Ok(asked) => asked,
             Err(error) => {
                 let error = ApiError::new(Code::Invalid, format!("the request cannot be read: {error}"));
                 return self.reply(reply, Err(error));
@@ -159,6 +163,17 @@ impl Node {
         if let Request::Unsubscribe { call } = request {
             self.end_fed(node, call);
             return self.reply(reply, Ok(json!({})));
+        }
+        if let Request::Subscribe { .. } = request {
+            self.fed.retain(|_, task| !task.is_finished());
+            if self.fed.contains_key(&(node, call)) {
+                let error = ApiError::new(Code::Invalid, "that call is a subscription already");
+                return self.reply(reply, Err(error));
+            }
+            if self.fed.keys().filter(|(of, _)| *of == node).count() >= FED_MAX {
+                let error = ApiError::new(Code::Limit, format!("{FED_MAX} subscriptions of one box are open"));
+                return self.reply(reply, Err(error));
+            }
         }
         let (channel, caller) = match self.caller(node, agent, &request) {
             Ok(caller) => caller,
@@ -214,7 +229,7 @@ impl Node {
         }
         sign::verify(sign::domain::DRAFT, text.as_bytes(), &device, &sig)
             .map_err(|error| refused(&error.to_string()))?;
-        let draft: Draft = gate::check(text.as_bytes(), Limits::text(CALL_LEN_MAX))
+        let draft: Draft = gate::check(text.as_bytes(), Limits::text(TAIL_LEN_MAX))
             .ok()
             .and_then(|text| serde_json::from_str(text).ok())
             .ok_or_else(|| refused("the signed draft cannot be read"))?;
@@ -242,34 +257,46 @@ impl Node {
     }
 
     pub(super) fn reply_there(&mut self, node: NodeId, call: u64, result: &Result<Value, ApiError>) {
-        let tail = match result {
-            Ok(value) => json!({ "ok": value }),
-            Err(error) => json!({ "error": error }),
+        let tail = |result: &Result<Value, ApiError>| match result {
+            Ok(value) => json!({ "ok": value }).to_string().into_bytes(),
+            Err(error) => json!({ "error": error }).to_string().into_bytes(),
         };
-        self.send(node, Message::Reply { call }, tail.to_string().into_bytes());
+        let mut answer = tail(result);
+        if answer.len() > TAIL_LEN_MAX {
+            // Whoever asks must not wait for what no frame can carry.
+            let words = format!("the answer has {} bytes; {TAIL_LEN_MAX} is the most from another box", answer.len());
+            answer = tail(&Err(ApiError::new(Code::Limit, words).hint("ask on the channel's home")));
+        }
+        self.send(node, Message::Reply { call }, answer);
     }
 
     pub(super) fn feed_there(&mut self, node: NodeId, call: u64, feed: Feed, mut frames: mpsc::Receiver<Arc<str>>) {
         let outlet = self.outlet.clone();
         let task = tokio::spawn(async move {
-            let reading = tokio::spawn(feed.run());
+            let lane = Lane::Bulk(call);
+            // Ends with this task, however that ends.
+            let mut reading = tokio::task::JoinSet::new();
+            reading.spawn(feed.run());
+            let mut open = true;
             while let Some(frame) = frames.recv().await {
-                let sent = outlet.send_lane(node, Lane::Bulk(call), Message::Feed { call }, frame.as_bytes().to_vec());
-                if sent.await.is_err() {
-                    reading.abort();
-                    return;
+                let frame = frame.as_bytes().to_vec();
+                open = outlet.send_lane(node, lane, Message::Feed { call }, frame).await.is_ok();
+                if !open {
+                    break;
                 }
             }
-            let _ = outlet.send_lane(node, Lane::Bulk(call), Message::FeedEnd { call }, Vec::new()).await;
-            outlet.net.end_lane(node, Lane::Bulk(call));
+            // When the lane has no room for it the reader hears of the end all the same, and can resume.
+            let way = if open { lane } else { Lane::Control };
+            let _ = outlet.send_lane(node, way, Message::FeedEnd { call }, Vec::new()).await;
+            outlet.net.end_lane(node, lane);
         });
-        self.fed.retain(|_, task| !task.is_finished());
         self.fed.insert((node, call), task.abort_handle());
     }
 
     fn end_fed(&mut self, node: NodeId, call: u64) {
         if let Some(task) = self.fed.remove(&(node, call)) {
             task.abort();
+            self.net.end_lane(node, Lane::Bulk(call));
         }
     }
 
@@ -288,7 +315,12 @@ impl Node {
             gate::check(tail, Limits { nodes_max: 200_000, ..Limits::text(tieline_proto::wire::frame::FRAME_LEN_MAX) });
         let answer = answer.ok().and_then(|text| serde_json::from_str(text).ok());
         let result = match answer {
-            Some(Answer::Ok(value)) => Ok(value),
+            Some(Answer::Ok(mut value)) => {
+                if let (Some(role), Some(channel)) = (forwarded.role, value.as_object_mut()) {
+                    channel.insert("role".to_owned(), json!(role));
+                }
+                Ok(value)
+            }
             Some(Answer::Error(error)) => Err(error),
             None => Err(ApiError::new(Code::Internal, "the home's answer cannot be read")),
         };
@@ -301,7 +333,7 @@ impl Node {
     /// A subscription of a door here whose frames come from another node.
     pub(super) fn local_feed(&mut self, node: NodeId, call: u64, to: mpsc::Sender<Arc<str>>) -> mpsc::Sender<Arc<str>> {
         let (sender, mut frames) = mpsc::channel::<Arc<str>>(FEED_WAITING_MAX);
-        let outlet = self.outlet.clone();
+        let done = self.done.clone();
         tokio::spawn(async move {
             loop {
                 tokio::select! {
@@ -312,11 +344,18 @@ impl Node {
                     () = to.closed() => break,
                 }
             }
-            // The reader is gone or was cut: the far side need not go on.
-            let end = Message::FeedEnd { call };
-            let _ = outlet.send_lane(node, Lane::Control, end, Vec::new()).await;
+            let _ = done.send(Done::FeedGone(node, call)).await;
         });
         sender
+    }
+
+    /// The reader of another node's feed is gone or was cut: the far side need not go on.
+    pub(super) fn feed_gone(&mut self, node: NodeId, call: u64) {
+        self.forwarded.remove(&call);
+        let end = json!({ "request": Request::Unsubscribe { call } }).to_string().into_bytes();
+        let call = self.next_call;
+        self.next_call += 1;
+        self.send(node, Message::Call { call, agent: None }, end);
     }
 
     fn fed(&mut self, node: NodeId, call: u64, tail: &[u8]) {
@@ -331,14 +370,33 @@ impl Node {
     }
 
     fn feed_ended(&mut self, node: NodeId, call: u64) {
-        if self.forwarded.get(&call).is_some_and(|forwarded| forwarded.node == node) {
-            if let Some(Forwarded { feed: Some(feed), .. }) = self.forwarded.remove(&call) {
-                let _ = feed.try_send(frame_text(&Frame::End {}));
-            }
-        } else {
-            self.end_fed(node, call);
+        if self.forwarded.get(&call).is_some_and(|forwarded| forwarded.node == node)
+            && let Some(Forwarded { feed: Some(feed), .. }) = self.forwarded.remove(&call)
+        {
+            let _ = feed.try_send(frame_text(&Frame::End {}));
         }
     }
+
+    /// Calls that another node leaves without an answer.
+    pub(super) fn expire_forwarded(&mut self, now: tokio::time::Instant) {
+        let late = |call: &Forwarded| call.reply.is_some() && call.until <= now;
+        let late = self.forwarded.iter().filter(|(_, call)| late(call)).map(|(call, _)| *call);
+        for call in late.collect::<Vec<_>>() {
+            let Some(Forwarded { node, reply: Some(reply), .. }) = self.forwarded.remove(&call) else { continue };
+            let home = self.node_name(&node);
+            let error = ApiError::new(Code::Unreachable, format!("{home} did not answer in time"));
+            self.reply(reply, Err(error.hint("tieline status; a post is saved once when it has the same --id")));
+        }
+    }
+}
+
+/// What [`Message::Call`] carries.
+#[derive(Deserialize)]
+struct Asked {
+    request: Request,
+    /// Posts: the signed draft, which is what is posted.
+    #[serde(default)]
+    auth: Option<Auth>,
 }
 
 /// A post that another node's signature stands for.

@@ -1,9 +1,13 @@
 //! Runs one attempt: what the harness tells becomes lines of the run's journal, and what the home asks reaches the
 //! harness.
+//!
+//! Writes and syncs have threads of their own. A kernel that is behind with its disk makes a write wait for seconds, and
+//! a few floods would hold up all of the node's tasks: links, doors and probes.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,12 +16,19 @@ use tieline_proto::id::{Hash, NodeId};
 use tieline_proto::link::AttemptId;
 use tieline_proto::turn::EventJournal;
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 
 use super::pump::End;
 use crate::harness::{Command, OUTPUTS_WAITING_MAX, Output, Turn};
 
 /// Events are durable this long after they were written, at the latest.
 const SYNC_EVERY: Duration = Duration::from_millis(5);
+
+/// Lines that wait while earlier ones are written, in bytes. Beyond it the harness is not read, and waits too.
+const BUFFER_LEN: usize = 1024 * 1024;
+
+/// Outputs taken at once: others have their turn in between.
+const OUTPUTS_MAX: usize = OUTPUTS_WAITING_MAX / 4;
 
 /// Orders that wait for a runner: answers and stops, so there are few.
 pub const ORDERS_WAITING_MAX: usize = 64;
@@ -61,6 +72,8 @@ pub struct Runner {
     pub home: NodeId,
     /// Its journal, empty.
     pub file: File,
+    /// Where that is.
+    pub path: PathBuf,
     /// The harness's side.
     pub turn: Turn,
     /// Orders.
@@ -76,13 +89,13 @@ pub struct Runner {
 impl Runner {
     /// Runs the attempt to its end.
     pub async fn run(self) {
-        let Self { id, home, file, turn, mut orders, news, written, notices } = self;
+        let Self { id, home, file, path, turn, mut orders, news, written, notices } = self;
         let Turn { commands, mut outputs } = turn;
-        let mut log = Log { file: Arc::new(file), journal: EventJournal::default(), buffer: Vec::new(), written };
+        let mut log = Log::new(file, path, written);
         let mut approvals: BTreeMap<String, Option<Hash>> = BTreeMap::new();
         let mut session = None;
-        let mut batch = Vec::with_capacity(OUTPUTS_WAITING_MAX);
-        let mut syncing: Option<tokio::task::JoinHandle<io::Result<()>>> = None;
+        let mut batch = Vec::with_capacity(OUTPUTS_MAX);
+        let mut syncing: Option<JoinHandle<io::Result<()>>> = None;
         let mut sync_at: Option<tokio::time::Instant> = None;
         for text in notices {
             log.journal.push(Event::Notice { text }, &mut log.buffer);
@@ -119,7 +132,29 @@ impl Runner {
                         return;
                     }
                 }
-                count = outputs.recv_many(&mut batch, OUTPUTS_WAITING_MAX) => {
+                done = log.written(), if log.writing.is_some() => match done {
+                    Ok(()) => {
+                        log.write();
+                        sync_at.get_or_insert_with(|| tokio::time::Instant::now() + SYNC_EVERY);
+                    }
+                    Err(error) => break Some(error),
+                },
+                () = async { tokio::time::sleep_until(due.unwrap_or_else(tokio::time::Instant::now)).await },
+                    if due.is_some() && syncing.is_none() =>
+                {
+                    sync_at = None;
+                    let file = Arc::clone(&log.file);
+                    syncing = Some(tokio::task::spawn_blocking(move || file.sync_data()));
+                }
+                done = async { syncing.as_mut().expect("guarded").await }, if syncing.is_some() => {
+                    syncing = None;
+                    match done {
+                        Ok(Ok(())) => {}
+                        Ok(Err(error)) => break Some(error),
+                        Err(_) => return,
+                    }
+                }
+                count = outputs.recv_many(&mut batch, OUTPUTS_MAX), if log.buffer.len() < BUFFER_LEN => {
                     for output in batch.drain(..) {
                         match output {
                             Output::Event(event) => {
@@ -137,27 +172,7 @@ impl Runner {
                     if count == 0 || outcome.is_some() {
                         break None;
                     }
-                    match log.write() {
-                        Ok(()) => {
-                            sync_at.get_or_insert_with(|| tokio::time::Instant::now() + SYNC_EVERY);
-                        }
-                        Err(error) => break Some(error),
-                    }
-                }
-                () = async { tokio::time::sleep_until(due.unwrap_or_else(tokio::time::Instant::now)).await },
-                    if due.is_some() && syncing.is_none() =>
-                {
-                    sync_at = None;
-                    let file = Arc::clone(&log.file);
-                    syncing = Some(tokio::task::spawn_blocking(move || file.sync_data()));
-                }
-                done = async { syncing.as_mut().expect("guarded").await }, if syncing.is_some() => {
-                    syncing = None;
-                    match done {
-                        Ok(Ok(())) => {}
-                        Ok(Err(error)) => break Some(error),
-                        Err(_) => return,
-                    }
+                    log.write();
                 }
             }
         };
@@ -189,20 +204,57 @@ impl Runner {
 
 struct Log {
     file: Arc<File>,
+    /// Where the file is, until its name is durable too.
+    path: Option<PathBuf>,
     journal: EventJournal,
+    /// Lines that are not on their way to the file yet.
     buffer: Vec<u8>,
+    writing: Option<Writing>,
     written: watch::Sender<u64>,
 }
 
+/// A write that is under way; it gives its buffer back.
+struct Writing {
+    /// Length of the journal when it is done.
+    length: u64,
+    task: JoinHandle<io::Result<Vec<u8>>>,
+}
+
 impl Log {
-    fn write(&mut self) -> io::Result<()> {
-        if self.buffer.is_empty() {
-            return Ok(());
+    fn new(file: File, path: PathBuf, written: watch::Sender<u64>) -> Self {
+        let journal = EventJournal::default();
+        Self { file: Arc::new(file), path: Some(path), journal, buffer: Vec::new(), writing: None, written }
+    }
+
+    /// Sends what is there on its way, unless something is already: then it follows.
+    fn write(&mut self) {
+        if self.buffer.is_empty() || self.writing.is_some() {
+            return;
         }
-        // Into the page cache: as quick as handing it to a thread.
-        (&*self.file).write_all(&self.buffer)?;
-        self.buffer.clear();
-        self.written.send_replace(self.journal.length());
+        let (file, mut buffer) = (Arc::clone(&self.file), std::mem::take(&mut self.buffer));
+        let path = self.path.take();
+        let task = tokio::task::spawn_blocking(move || {
+            if let Some(folder) = path.as_deref().and_then(Path::parent) {
+                File::open(folder)?.sync_all()?;
+            }
+            (&*file).write_all(&buffer)?;
+            buffer.clear();
+            Ok(buffer)
+        });
+        self.writing = Some(Writing { length: self.journal.length(), task });
+    }
+
+    /// Waits until the write that is under way is done. Cancel safe.
+    async fn written(&mut self) -> io::Result<()> {
+        let Some(writing) = &mut self.writing else { return Ok(()) };
+        let done = (&mut writing.task).await.map_err(io::Error::other);
+        let length = writing.length;
+        self.writing = None;
+        let buffer = done??;
+        if self.buffer.capacity() == 0 {
+            self.buffer = buffer;
+        }
+        self.written.send_replace(length);
         Ok(())
     }
 
@@ -210,11 +262,12 @@ impl Log {
     async fn finish(&mut self, outcome: Outcome) -> io::Result<End> {
         let before = self.journal.length();
         self.journal.push(Event::Finished { outcome }, &mut self.buffer);
-        (&*self.file).write_all(&self.buffer)?;
+        debug_assert!(self.journal.length() > before, "the end is an event");
+        self.written().await?;
+        self.write();
+        self.written().await?;
         let file = Arc::clone(&self.file);
         tokio::task::spawn_blocking(move || file.sync_data()).await.map_err(io::Error::other)??;
-        debug_assert!(self.journal.length() > before, "the end is an event");
-        self.written.send_replace(self.journal.length());
         Ok(End {
             events: self.journal.events(),
             length: self.journal.length(),

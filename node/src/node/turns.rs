@@ -6,21 +6,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::json;
-use tieline_proto::api::{ApiError, Code, Request};
+use tieline_proto::api::{ApiError, Code};
 use tieline_proto::crypto::sign::AcceptedContent;
 use tieline_proto::entry::{Attachment, Auth, JournalMark, MemberSpec};
 use tieline_proto::id::{ChannelId, Handle, MemberId, NodeId};
 use tieline_proto::link::{AttemptId, Message};
 use tieline_proto::payload;
 use tieline_proto::turn::{Admission, Effect, Input, Refusal, Resident, ResidentStep};
-use tieline_proto::view::BlobPiece;
 use tokio::sync::{mpsc, watch};
 
+use super::files::Files;
 use super::pump::{self, End, Pump};
 use super::runner::{self, News, Runner};
 use super::{Done, Node, Owner};
 use crate::consent::Consent;
-use crate::handle::{Caller, NodeHandle};
 use crate::harness::{Host, TurnSpec};
 use crate::store::{Command, Commit, JournalAppend, JournalId, Target};
 
@@ -41,6 +40,7 @@ pub(super) struct Turns {
     pub host: Host,
     pub consent: Arc<Consent>,
     pub news: mpsc::Sender<News>,
+    pub files: Files,
     pub data: PathBuf,
 }
 
@@ -86,6 +86,7 @@ impl Turns {
             host,
             consent: Arc::new(consent),
             news,
+            files: Files::new(data),
             data: data.to_owned(),
         }
     }
@@ -114,12 +115,17 @@ impl Turns {
 impl Node {
     pub(super) fn tell_resident(&mut self, home: NodeId, message: Message, tail: Vec<u8>) {
         if let Message::Kill { channel, member } = &message {
+            if !self.is_home(&home, channel) {
+                tracing::warn!(node = %home.short(), channel = %channel.short(), "a node that is not the home would kill");
+                return;
+            }
             self.agent_tokens.revoke(*channel, *member);
         }
         self.resident(Input::Frame { home, message, tail });
     }
 
-    fn resident(&mut self, input: Input) {
+    /// Feeds the resident's state machine.
+    pub(super) fn resident(&mut self, input: Input) {
         let step = self.turns.resident.handle(input);
         self.submit_resident(step);
     }
@@ -194,6 +200,7 @@ impl Node {
                 }
                 Effect::Forget(id) => {
                     self.turns.pumps.remove(&id);
+                    self.turns.stops.remove(&id);
                     self.submit_command(Command::RemoveJournal(JournalId::Attempt(id)));
                 }
             }
@@ -220,11 +227,15 @@ impl Node {
 
     // ---- admission ----
 
+    /// Only the home that the org's chain names may hand out turns of a channel, or end its members' processes.
+    fn is_home(&self, node: &NodeId, channel: &ChannelId) -> bool {
+        let term = self.membership.org().and_then(|org| org.terms(channel).last());
+        term.is_some_and(|term| term.home == *node)
+    }
+
     fn admit(&mut self, id: AttemptId, home: NodeId, spec: MemberSpec, attachments: Vec<Attachment>) {
-        let term = self.membership.org().and_then(|org| org.terms(&id.channel).last());
         let result = match &spec.harness {
-            // Only the home that the org's chain names may hand out turns of a channel.
-            _ if term.is_none_or(|term| term.home != home) => {
+            _ if !self.is_home(&home, &id.channel) => {
                 Err(refusal("not_home", "the org's chain does not name that node as the channel's home"))
             }
             None => Err(refusal("no_harness", "the member has no harness")),
@@ -250,9 +261,9 @@ impl Node {
         if attachments.is_empty() || result.is_err() {
             return self.resident(Input::Admitted { id, result });
         }
-        let (handle, done, dir) = (self.handle.clone(), self.done.clone(), self.files(id.channel));
+        let (handle, done, files) = (self.handle.clone(), self.done.clone(), self.turns.files.clone());
         tokio::spawn(async move {
-            let fetched = fetch(&handle, id.channel, &attachments, &dir).await;
+            let fetched = files.fetch(&handle, id.channel, &attachments).await;
             let result = match fetched {
                 Ok(()) => result,
                 Err(reason) => Err(refusal("attachment", &reason)),
@@ -264,10 +275,6 @@ impl Node {
     pub(super) fn admitted(&mut self, admitted: Admitted) {
         let Admitted { id, result } = admitted;
         self.resident(Input::Admitted { id, result });
-    }
-
-    fn files(&self, channel: ChannelId) -> PathBuf {
-        self.turns.data.join("resident").join("files").join(channel.to_string())
     }
 
     // ---- running ----
@@ -290,7 +297,7 @@ impl Node {
         let prompt = if attachments.is_empty() {
             prompt
         } else {
-            payload::resolve_attachments(&prompt, &self.files(id.channel).to_string_lossy())
+            payload::resolve_attachments(&prompt, &self.turns.files.folder(id.channel).to_string_lossy())
         };
         let token = self.agent_tokens.begin(id.channel, member, id.run, &mut self.rng);
         let mut env = BTreeMap::new();
@@ -304,7 +311,7 @@ impl Node {
         let wanted = spec.policy.unwrap_or_default();
         let mut notices = Vec::new();
         if admission.policy < wanted {
-            let (capped, box_name) = (policy_name(admission.policy), &self.config.name);
+            let (capped, box_name) = (admission.policy.name(), &self.config.name);
             notices.push(format!("{box_name} allows this agent no more than `{capped}`"));
         }
         let turn = TurnSpec {
@@ -327,7 +334,7 @@ impl Node {
         }
         self.turns.runners.insert(id, Running { orders, member });
         let news = self.turns.news.clone();
-        let runner = Runner { id, home, file, turn, orders: received, news, written, notices };
+        let runner = Runner { id, home, file, path, turn, orders: received, news, written, notices };
         tokio::spawn(runner.run());
         self.make_pump(id, home, progress);
         self.order_pump(id, home, pump::Order::Resume(0));
@@ -413,7 +420,7 @@ impl Node {
         }
         self.abandon_turns();
         self.turns.runners.clear();
-        match super::open::open_resident(self.reader.layout()) {
+        match super::attempts::open_resident(self.reader.layout()) {
             Ok((resident, journal, length, first)) => {
                 self.turns.resident = resident;
                 self.turns.journal = journal;
@@ -426,6 +433,7 @@ impl Node {
             }
             Err(error) => {
                 self.turns.stopped = Some(error.to_string());
+                self.reopen_at.get_or_insert_with(|| tokio::time::Instant::now() + super::REOPEN_EVERY);
                 return;
             }
         }
@@ -433,6 +441,7 @@ impl Node {
         for id in self.channels.keys().copied().collect::<Vec<_>>() {
             self.greet(id);
         }
+        self.resident(Input::LinkUp(self.me));
         for node in self.peers.keys().copied().collect::<Vec<_>>() {
             let hello = self.hello();
             self.send(node, hello, Vec::new());
@@ -463,54 +472,4 @@ struct Work {
 
 fn refusal(code: &str, message: &str) -> Refusal {
     Refusal { code: code.to_owned(), message: message.to_owned() }
-}
-
-const fn policy_name(policy: tieline_proto::entry::Policy) -> &'static str {
-    match policy {
-        tieline_proto::entry::Policy::ReadOnly => "read-only",
-        tieline_proto::entry::Policy::Ask => "ask",
-        tieline_proto::entry::Policy::Edit => "edit",
-        tieline_proto::entry::Policy::Full => "full",
-    }
-}
-
-/// Brings the files that a payload cites to this box, checked against their hashes.
-async fn fetch(handle: &NodeHandle, channel: ChannelId, files: &[Attachment], dir: &Path) -> Result<(), String> {
-    for file in files {
-        let folder = dir.join(file.hash.to_string());
-        let Some(name) =
-            Path::new(&payload::attachment_path(&file.hash, &file.name)).file_name().map(ToOwned::to_owned)
-        else {
-            continue;
-        };
-        let path = folder.join(name);
-        if tokio::fs::metadata(&path).await.is_ok_and(|meta| meta.len() == file.size) {
-            continue;
-        }
-        let mut hasher = blake3::Hasher::new();
-        let mut bytes = Vec::new();
-        while (bytes.len() as u64) < file.size {
-            let request =
-                Request::BlobGet { channel: channel.to_string(), hash: file.hash, offset: bytes.len() as u64 };
-            let piece = handle.call(Caller::Owner, request).await.map_err(|error| error.to_string())?;
-            let piece: BlobPiece = serde_json::from_value(piece).map_err(|error| error.to_string())?;
-            let data = super::base64::decode(&piece.data).map_err(|()| "a piece is not base64url".to_owned())?;
-            if data.is_empty() {
-                return Err(format!("{:?} ends too early", file.name));
-            }
-            hasher.update(&data);
-            bytes.extend_from_slice(&data);
-        }
-        if hasher.finalize().as_bytes() != file.hash.as_bytes() || bytes.len() as u64 != file.size {
-            return Err(format!("{:?} does not have the hash that the message names", file.name));
-        }
-        let write = async {
-            tokio::fs::create_dir_all(&folder).await?;
-            let temp = folder.join(".part");
-            tokio::fs::write(&temp, &bytes).await?;
-            tokio::fs::rename(&temp, &path).await
-        };
-        write.await.map_err(|error| format!("{:?} cannot be written: {error}", file.name))?;
-    }
-    Ok(())
 }

@@ -32,7 +32,8 @@ pub async fn up(config: Config) -> Result<(), ApiError> {
 }
 
 /// What a person can do about a node that does not start.
-pub(super) fn explain(error: &StartError) -> ApiError {
+#[must_use]
+pub fn explain(error: &StartError) -> ApiError {
     let words = error.to_string();
     match error {
         StartError::Data(DirError::AlreadyRunning { .. }) => {
@@ -40,14 +41,17 @@ pub(super) fn explain(error: &StartError) -> ApiError {
         }
         StartError::Data(DirError::Newer { .. }) => ApiError::new(Code::Internal, words)
             .hint("install the newer version again, or use another folder: --data DIR"),
+        StartError::Data(DirError::NotData { .. }) => {
+            ApiError::new(Code::Refused, words).hint("name an empty folder, or one that does not exist yet: --data DIR")
+        }
         StartError::Key(KeyFileError::Open { path, .. }) => {
             ApiError::new(Code::Refused, words).hint(format!("chmod 600 {}", path.display()))
         }
+        StartError::Chain { .. } => ApiError::new(Code::Internal, words)
+            .hint("restore org/log from a backup; a box that has joined can set its folder org aside and join anew"),
         StartError::Net(NetError::Listen { .. }) => ApiError::new(Code::Internal, words)
             .hint("choose another port with --listen, or leave it out for a free one"),
-        StartError::Door(crate::http::DoorError::Bind { .. }) => {
-            ApiError::new(Code::Internal, words).hint("choose another port with --api, or leave it out for a free one")
-        }
+        StartError::Door(error) => error.into(),
         _ => ApiError::new(Code::Internal, words),
     }
 }

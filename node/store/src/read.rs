@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use tieline_proto::entry::Entry;
 use tieline_proto::id::{ChannelId, Hash, MessageId, Seq};
 use tieline_proto::log::{Bad, Head, LINE_LEN_MAX, Line, LogId, line};
 
@@ -123,14 +124,23 @@ impl Reader {
         Ok(chunk.and_then(|chunk| chunk.lines().next().map(<[u8]>::to_vec)))
     }
 
-    /// The line of the entry that gave a message its number, without LF.
+    /// The entry that is the last word on a message: the one that ended its turn, or the one that gave it its number.
     ///
     /// # Errors
     /// As the operating system says.
-    pub fn message(&self, channel: ChannelId, message: MessageId) -> io::Result<Option<Vec<u8>>> {
+    pub fn end(&self, channel: ChannelId, message: MessageId) -> io::Result<Option<Entry>> {
         let Some(places) = self.index.message(channel, message) else { return Ok(None) };
-        let line = self.entry(LogId::Channel(channel), places.first)?;
-        Ok(line.filter(|line| says(line, &Item::First(message, places.first))))
+        for item in [places.end.map(|end| Item::End(message, end)), Some(Item::First(message, places.first))] {
+            let Some(item) = item else { continue };
+            let (Item::End(_, seq) | Item::First(_, seq)) = item else { continue };
+            let Some(line) = self.entry(LogId::Channel(channel), seq)? else { continue };
+            if let Ok(Line::Entry(entry)) = Line::parse(&line)
+                && says(&entry, &item)
+            {
+                return Ok(Some(entry));
+            }
+        }
+        Ok(None)
     }
 
     /// What an author's client id was given before.
@@ -140,7 +150,11 @@ impl Reader {
     pub fn placed(&self, channel: ChannelId, key: &ClientKey) -> io::Result<Option<Placed>> {
         let Some(placed) = self.index.client(channel, key) else { return Ok(None) };
         let line = self.entry(LogId::Channel(channel), placed.seq)?;
-        Ok(line.filter(|line| says(line, &Item::Client(*key, placed))).map(|_| placed))
+        let entry = line.and_then(|line| match Line::parse(&line) {
+            Ok(Line::Entry(entry)) => Some(entry),
+            _ => None,
+        });
+        Ok(entry.filter(|entry| says(entry, &Item::Client(*key, placed))).map(|_| placed))
     }
 
     /// Reads a journal's lines from the line with this index on.
@@ -185,9 +199,8 @@ impl Reader {
     }
 }
 
-/// Whether a line is what the index takes it for: the index is never the truth.
-fn says(line: &[u8], item: &Item) -> bool {
-    let Ok(Line::Entry(entry)) = Line::parse(line) else { return false };
+/// Whether an entry is what the index takes it for: the index is never the truth.
+fn says(entry: &Entry, item: &Item) -> bool {
     let mut found = Vec::new();
     items(entry.seq, entry.by, &entry.auth, &entry.body, &mut found);
     found.contains(item)

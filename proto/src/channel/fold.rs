@@ -191,6 +191,7 @@ impl State {
                 turn.phase = TurnPhase::Sent;
                 // Whoever lets it run again does not want it stopped any more.
                 (turn.released, turn.again, turn.stop) = (true, true, false);
+                turn.tries = 0;
                 self.cards.remove(&card);
                 if !retry && let Some(turn) = self.turns.remove(message) {
                     self.end_turn(*message, &turn, Status::Interrupted);
@@ -401,6 +402,7 @@ impl State {
             turn.node = node;
             turn.phase = TurnPhase::Sent;
             turn.seen = seen;
+            turn.tries = turn.tries.saturating_add(1);
             turn.released = false;
             turn.asked.clear();
             self.close_asks(message);
@@ -436,6 +438,7 @@ impl State {
             seen,
             released: false,
             again: false,
+            tries: 1,
             asked: BTreeSet::new(),
         };
         self.turns.insert(message, turn);

@@ -23,13 +23,17 @@ use crate::link::AttemptId;
 use crate::time::Millis;
 
 pub use io::{Ask, Cited, Context, Effect, History, Input, JournalAppend, Op, OpError, Step, Ticket};
+pub use ops::{ANSWER_LEN_MAX, CWD_LEN_MAX, MODEL_LEN_MAX};
 pub use progress::RunProgress;
-pub use residents::ASKS_OPEN_MAX;
+pub use residents::{ASK_ID_LEN_MAX, ASKED_MAX, ASKS_OPEN_MAX, TRIES_MAX};
 pub use rounds::ROUND_WAIT_MS;
-pub use turns::{BATCH_LEN_MAX, REFERENCES_MAX};
+pub use turns::{BATCH_LEN_MAX, FILES_MAX, REFERENCES_MAX};
 
 /// Messages kept in memory so that a turn started in the same step as its post finds the text.
 const RECENT_MAX: usize = 64;
+
+/// Questions found after a crash that are raised with one step: each may be as long as an event.
+const UNRAISED_AT_ONCE: usize = 16;
 
 /// The home of one channel.
 pub struct Home {
@@ -46,7 +50,7 @@ pub struct Home {
     delivered: BTreeSet<MessageId>,
     /// Since when rounds wait only for participants that cannot run.
     stuck: BTreeMap<MessageId, Millis>,
-    /// Questions that are in a run's journal though the crash came before their cards: raised with the next step.
+    /// Questions that are in a run's journal though the crash came before their cards: raised with the next steps.
     unraised: Vec<(AttemptId, EventAsk)>,
     /// An entry of ours that our own fold refused.
     fault: Option<FoldError>,
@@ -109,7 +113,7 @@ impl Home {
             }
             return step;
         }
-        for (id, ask) in std::mem::take(&mut self.unraised) {
+        for (id, ask) in self.unraised.drain(..self.unraised.len().min(UNRAISED_AT_ONCE)).collect::<Vec<_>>() {
             self.raise(&mut step, context, id, ask);
         }
         match input {
@@ -124,9 +128,16 @@ impl Home {
                 self.up.remove(&node);
             }
             Input::Frame { node, message, tail } => self.frame(&mut step, context, node, message, tail),
-            Input::JournalSynced { run, length } => self.journal_synced(&mut step, run, length),
+            Input::JournalSynced { run, attempt, length } => self.journal_synced(&mut step, run, attempt, length),
             Input::Durable(seq) => self.forget_recent(seq),
-            Input::Timeout => self.close_stuck_rounds(&mut step, context),
+            Input::Timeout => {
+                self.finish_rounds(&mut step, context);
+                self.close_stuck_rounds(&mut step, context);
+            }
+        }
+        if !step.entries.is_empty() {
+            let cards = &self.state.cards;
+            self.delivered.retain(|card| cards.contains_key(card));
         }
         self.watch_rounds(context.now.mono);
         let Some(fault) = &self.fault else { return step };
@@ -148,6 +159,9 @@ impl Home {
     /// When [`Input::Timeout`] is due next.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Millis> {
+        if self.has_finished_rounds() {
+            return Some(Millis(0));
+        }
         self.stuck.values().min().map(|since| *since + ROUND_WAIT_MS)
     }
 
@@ -177,6 +191,8 @@ impl Home {
         auth: Auth,
         body: Body,
     ) -> Seq {
+        // The node's clock is ahead of each of its channels, unless it was told wrong.
+        *context.lamport = (*context.lamport).max(self.state.lamport);
         let entry = NewEntry {
             seq: self.state.seq.next(),
             epoch: self.state.epoch,
@@ -212,6 +228,17 @@ impl Home {
         if self.clients.len() > RECENT_MAX {
             self.clients.retain(|_, (_, seq)| *seq > durable);
         }
+    }
+
+    /// What it holds beside the fold is about what is open.
+    #[cfg(test)]
+    pub(super) fn check_lean(&self) {
+        let Self { state, runs, delivered, stuck, unraised, recent, clients, .. } = self;
+        assert!(runs.keys().all(|run| state.turns.contains_key(run)), "journals of turns that are over: {runs:?}");
+        assert!(delivered.iter().all(|card| state.cards.contains_key(card)), "answers of old cards: {delivered:?}");
+        assert!(stuck.keys().all(|root| state.rounds.contains_key(root)), "rounds that are over: {stuck:?}");
+        assert!(unraised.is_empty(), "questions that nobody is asked: {unraised:?}");
+        assert!(recent.len() <= RECENT_MAX && clients.len() <= RECENT_MAX + 1);
     }
 
     /// The node this home runs on.

@@ -9,8 +9,9 @@ mod tests;
 
 pub use fold::FoldError;
 pub use home::{
-    ASKS_OPEN_MAX, Ask, BATCH_LEN_MAX, Cited, Context, Effect, History, Home, Input, JournalAppend, Op, OpError,
-    REFERENCES_MAX, ROUND_WAIT_MS, RunProgress, Step, Ticket, poster,
+    ANSWER_LEN_MAX, ASK_ID_LEN_MAX, ASKED_MAX, ASKS_OPEN_MAX, Ask, BATCH_LEN_MAX, CWD_LEN_MAX, Cited, Context, Effect,
+    FILES_MAX, History, Home, Input, JournalAppend, MODEL_LEN_MAX, Op, OpError, REFERENCES_MAX, ROUND_WAIT_MS,
+    RunProgress, Step, TRIES_MAX, Ticket, poster,
 };
 pub use snapshot::SNAPSHOT_LEN_MAX;
 pub use state::{Card, Member, Queued, RoundAnswer, RoundState, State, Turn, TurnPhase};

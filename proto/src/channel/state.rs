@@ -108,6 +108,8 @@ pub struct Turn {
     pub released: bool,
     /// An earlier try may have left its prompt in the harness's history.
     pub again: bool,
+    /// Tries since a person last had a say.
+    pub tries: u32,
     /// Questions of this try that were raised as cards, open or not: each is raised once.
     pub asked: BTreeSet<String>,
 }

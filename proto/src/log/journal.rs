@@ -80,7 +80,8 @@ pub enum ChainError {
     },
 }
 
-/// A chain of records, each of which names the hash of the line before it: `{"prev":"…","record":…}`.
+/// A chain of records, each of which names the hash of the line before it: `{"prev":"…",…}`, the record's fields after
+/// it.
 ///
 /// The head and the count prove to others that a journal is the same one, continued.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -94,6 +95,7 @@ pub struct Chain {
 #[derive(Deserialize, Serialize)]
 struct Chained<T> {
     prev: Hash,
+    #[serde(flatten)]
     record: T,
 }
 
@@ -156,24 +158,29 @@ mod tests {
         assert_eq!((pieces.len(), pieces.lines()), (bytes.len() as u64, 2));
     }
 
+    #[derive(Deserialize, Serialize)]
+    struct Said {
+        text: String,
+    }
+
     #[test]
     fn a_chain_refuses_a_record_that_was_changed_dropped_or_swapped() {
         let mut out = Vec::new();
         let mut chain = Chain::default();
         for text in ["a", "b", "c"] {
-            chain.append(&text, &mut out).unwrap();
+            chain.append(&Said { text: text.to_owned() }, &mut out).unwrap();
         }
         let lines: Vec<_> = line::split(&out).collect();
         let mut read = Chain::default();
         for line in &lines {
-            read.read::<String>(line).unwrap();
+            read.read::<Said>(line).unwrap();
         }
         assert_eq!(read, chain);
         let mut dropped = Chain::default();
-        dropped.read::<String>(lines[0]).unwrap();
-        assert!(matches!(dropped.read::<String>(lines[2]), Err(ChainError::Broken { index: 1 })));
+        dropped.read::<Said>(lines[0]).unwrap();
+        assert!(matches!(dropped.read::<Said>(lines[2]), Err(ChainError::Broken { index: 1 })));
         let changed = String::from_utf8(lines[1].to_vec()).unwrap().replace("\"b\"", "\"x\"");
-        dropped.read::<String>(changed.as_bytes()).unwrap();
-        assert!(dropped.read::<String>(lines[2]).is_err());
+        dropped.read::<Said>(changed.as_bytes()).unwrap();
+        assert!(dropped.read::<Said>(lines[2]).is_err());
     }
 }

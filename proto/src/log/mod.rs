@@ -2,7 +2,7 @@
 //!
 //! | module | is |
 //! |---|---|
-//! | [`line`] | one raw line as an entry or a seal, with its hash |
+//! | [`mod@line`] | one raw line as an entry or a seal, with its hash |
 //! | [`seal`] | the line that ends a durable batch |
 //! | [`homes`] | who may seal which entries |
 //! | [`builder`] | new entries to lines: the home's side |

@@ -2,10 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Effect;
 use crate::id::{Hash, Incarnation, MemberId, NodeId};
 use crate::link::AttemptId;
 
-/// One line of the attempt journal, beside its `prev`.
+/// One line of the attempt journal, beside its `prev` ([`crate::log::Chain`]).
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(tag = "rec", rename_all = "kebab-case")]
 pub enum Record {
@@ -56,14 +57,7 @@ pub enum Record {
     Unknown,
 }
 
-#[derive(Deserialize, Serialize)]
-pub(super) struct Line {
-    pub(super) prev: Hash,
-    #[serde(flatten)]
-    pub(super) record: Record,
-}
-
-/// What is on disk of a run, read at start for attempts without an end.
+/// What is on disk of a run, read at start for attempts that are not forgotten.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunEvidence {
     /// Events in its journal.
@@ -74,6 +68,14 @@ pub struct RunEvidence {
     pub journal: Option<Hash>,
     /// Its last line says how it ended.
     pub ended: bool,
+}
+
+impl RunEvidence {
+    /// Whether it is the journal whose end is to be told.
+    pub(super) fn is_of(&self, finish: &Effect) -> bool {
+        let Effect::Finish { events, length, journal, .. } = finish else { return false };
+        (self.events, self.length, self.journal) == (*events, *length, Some(*journal))
+    }
 }
 
 /// Why the attempt journal cannot be used.

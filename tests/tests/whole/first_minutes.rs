@@ -23,11 +23,11 @@ fn commands_that_up_prints_work_and_the_first_post_is_answered() {
     let node = setup.start();
     let commands = until("the next commands", || {
         let commands = printed_commands(&node.log());
-        commands.iter().any(|command| command.starts_with("tieline post")).then_some(commands)
+        commands.iter().any(|command| command.contains(" post ")).then_some(commands)
     });
     let mut answered = false;
     for command in commands {
-        if ["tieline pair", "tieline join", "tieline up"].iter().any(|waits| command.starts_with(waits)) {
+        if [" pair", " join", " up"].iter().any(|waits| command.ends_with(waits)) {
             continue;
         }
         let command = command.replace("--follow", "--once");
@@ -35,27 +35,8 @@ fn commands_that_up_prints_work_and_the_first_post_is_answered() {
         shell.arg("-c").arg(&command).env_clear().current_dir(dir.path());
         shell.env("PATH", format!("{}:/usr/bin:/bin", folder.display()));
         shell.env("HOME", node.setup().home()).env("XDG_CONFIG_HOME", dir.path().join("config"));
-        shell.env("TIELINE_DATA", node.data());
         let ended = Process::spawn(shell).finish().ok();
-        answered |=
-            command.starts_with("tieline post") && command.contains("--wait") && !ended.stdout.trim().is_empty();
+        answered |= command.contains(" post ") && command.contains("--wait") && !ended.stdout.trim().is_empty();
     }
     assert!(answered, "a post was answered:\n{}", node.log());
-}
-
-#[test]
-fn upgrade_keeps_the_data() {
-    let dir = tempfile::tempdir().expect("a temporary folder");
-    let mut node = Setup::new(dir.path()).start();
-    let _ = node.cli(["channel", "create", "lobby", "--json"]).ok();
-    let saved = node.cli(["post", "lobby", "before the upgrade", "--json"]).ok().json();
-    node.stop();
-    // The binary of tomorrow is a new file under the old name.
-    let copy = dir.path().join("tieline");
-    std::fs::copy(binary("tieline"), &copy).expect("a binary can be copied");
-    let version = Command::new(&copy).arg("--version").output().expect("it runs");
-    assert!(version.status.success());
-    node.start();
-    let tail = node.cli(["tail", "lobby", "--once", "--json"]).ok().json_lines();
-    assert!(tail.iter().any(|frame| frame["seq"] == saved["seq"]), "{tail:?}");
 }

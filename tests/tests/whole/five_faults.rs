@@ -12,7 +12,7 @@ use tieline_tests::{Mesh, until};
 pub const RECOVERY: Duration = Duration::from_secs(15);
 
 /// Says `begin`, waits for the file `go`, says `end`; leaves a line in `turns.txt` for each run and its process id.
-const GATED: &str = "#!/bin/sh
+pub const GATED: &str = "#!/bin/sh
 cat >/dev/null
 echo ran >>turns.txt
 echo $$ >pid.txt

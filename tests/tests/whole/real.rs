@@ -9,7 +9,10 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tieline_tests::mesh::Plan;
-use tieline_tests::model::{Model, with_claude, with_codex};
+use tieline_tests::model::{
+    Model, SECRETS, with_claude, with_codex, with_own_chatgpt, with_own_claude, with_own_codex,
+};
+use tieline_tests::process::assert_allowed_env;
 use tieline_tests::view::body;
 use tieline_tests::{Mesh, clis, until};
 
@@ -149,6 +152,65 @@ fn lives_on_after_an_error_of_its_model(agent: Agent) {
     assert_eq!(stage.mesh.lobby().ask("@bot fake:text(alive)").answer().trim(), "alive");
 }
 
+/// Case D14: a session that is resumed brings nothing of its past into the new turn.
+fn resumes_without_showing_its_past(agent: Agent) {
+    let stage = Stage::new(agent);
+    // Several hundred events, as each word of the model is one.
+    let words = "of-the-past ".repeat(300);
+    for _ in 0..2 {
+        let _ = stage.mesh.lobby().ask(&format!("@bot fake:text({words})")).answer();
+    }
+    assert!(kill_workers(&stage.mesh.work(), Signal::KILL) > 0, "the agent works in its folder");
+    let head = stage.mesh.lobby().entries().len() as u64;
+    let mut tail = stage.mesh.lobby().follow(head);
+    let saved = stage.mesh.lobby().ask("@bot fake:history");
+    assert_eq!(saved.answer().trim(), "prompts seen: text,text,history", "the session is the old one");
+    let run = saved.turn()["message"].clone();
+    let mut events = Vec::new();
+    tail.wait_json("the end of the turn", |frame| {
+        if frame["type"] == "event" {
+            events.push(frame.clone());
+        }
+        frame["kind"] == "turn-finished" && body(frame)["message"] == run
+    });
+    assert!(events.iter().all(|event| event["message"] == run), "{events:?}");
+    assert!(!events.iter().any(|event| event.to_string().contains("of-the-past")), "{events:?}");
+    assert!(events.len() < 50, "{} events for one line", events.len());
+}
+
+/// The keeper that the node starts for each program; what it has is what the program gets.
+fn is_keeper(pid: &Pid) -> bool {
+    let name = fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero())).unwrap_or_default();
+    name.trim() == "tieline-keeper"
+}
+
+/// The person is logged in with the program itself, and nothing is configured at the node: the model sees the person's
+/// credential, the node's own secrets reach nobody.
+fn uses_the_persons_own_login(agent: Agent, log_in: impl FnOnce(Plan, &Model) -> (Plan, String)) {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let model = Model::start(dir.path());
+    let (mut plan, credential) = log_in(clis::on_path(Plan::default()), &model);
+    assert!(plan.env_pass.is_empty(), "nothing is passed on");
+    for (name, value) in SECRETS {
+        plan.resident = plan.resident.env(name, value);
+    }
+    let stage = Stage { mesh: plan.start(), model, _dir: dir };
+    stage.mesh.add("bot", agent.harness());
+    assert_eq!(stage.mesh.lobby().ask("@bot fake:text(it is me)").answer().trim(), "it is me");
+    let asked = stage.model.requests();
+    let turn: Vec<_> = asked.iter().filter(|request| request["scenario"] == "text").collect();
+    assert!(!turn.is_empty() && turn.iter().all(|request| request["key"] == credential.as_str()), "{asked:?}");
+
+    let run = stage.streaming();
+    let keepers: Vec<_> = workers(&stage.mesh.work()).into_iter().filter(is_keeper).collect();
+    assert!(!keepers.is_empty(), "a program works in its folder");
+    for keeper in keepers {
+        assert_allowed_env(&fs::read_to_string(format!("/proc/{}/environ", keeper.as_raw_nonzero())).expect("it runs"));
+    }
+    stage.mesh.lobby().member("interrupt", "bot", &[]);
+    let _ = stage.mesh.lobby().wait_finished(run);
+}
+
 // ---- the five faults ----
 
 fn finishes_once_when_the_home_restarts(agent: Agent) {
@@ -237,6 +299,8 @@ for_both! {
         runs_a_tool_with_an_approval_of_the_home;
     real_claude_is_interrupted_mid_stream, real_codex_is_interrupted_mid_stream: is_interrupted_mid_stream;
     real_claude_is_resumed_after_kill_9, real_codex_is_resumed_after_kill_9: is_resumed_after_its_process_was_killed;
+    real_claude_case_d14_resumes_without_its_past, real_codex_case_d14_resumes_without_its_past:
+        resumes_without_showing_its_past;
     real_claude_lives_on_after_a_model_error, real_codex_lives_on_after_a_model_error:
         lives_on_after_an_error_of_its_model;
     real_claude_finishes_once_when_the_home_restarts, real_codex_finishes_once_when_the_home_restarts:
@@ -245,6 +309,21 @@ for_both! {
         changes_its_model_between_turns;
     real_claude_stays_local_without_a_resident, real_codex_stays_local_without_a_resident:
         stays_local_without_a_resident;
+}
+
+#[test]
+fn real_claude_uses_the_persons_own_login() {
+    uses_the_persons_own_login(Agent::Claude, with_own_claude);
+}
+
+#[test]
+fn real_codex_uses_the_persons_own_login() {
+    uses_the_persons_own_login(Agent::Codex, with_own_chatgpt);
+}
+
+#[test]
+fn real_codex_uses_the_persons_own_api_key() {
+    uses_the_persons_own_login(Agent::Codex, with_own_codex);
 }
 
 #[test]

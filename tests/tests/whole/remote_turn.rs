@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use tieline_tests::mesh::Plan;
+use tieline_tests::model::SECRETS;
+use tieline_tests::process::assert_allowed_env;
 use tieline_tests::view::{Saved, assert_dense, body, contains};
 use tieline_tests::{Finished, Mesh, Node, Setup};
 
@@ -74,6 +76,42 @@ fn tail_shows_every_event_of_a_remote_turn_in_order() {
 
     let finished = mesh.lobby().wait_finished(run);
     assert_eq!(finished["events"], events.len() as u64, "the log names how many events the journal has");
+}
+
+/// One who comes back in mid-turn gets the turn's events from its first one on, and those that follow.
+#[test]
+fn follower_that_comes_back_in_mid_turn_gets_the_whole_stream() {
+    let plan = Plan::default();
+    let go = plan.work().join("go");
+    let text = format!("#!/bin/sh\necho before\nwhile [ ! -e {} ]; do sleep 0.02; done\necho after\n", go.display());
+    let script = plan.script("waiter", &text);
+    let mesh = plan.command("waiter", [script]).start();
+    mesh.add("bot", "waiter");
+    let saved = mesh.lobby().post("@bot wait");
+    let run = mesh.lobby().wait_started(saved.message);
+    let is_text = |frame: &Value, text: &str| {
+        frame["type"] == "event"
+            && frame["message"] == run
+            && frame["event"]["text"].as_str().is_some_and(|t| t.contains(text))
+    };
+    let head = mesh.lobby().entries().last().and_then(|entry| entry["seq"].as_u64()).expect("entries have a seq");
+    for node in [&mesh.home, &mesh.resident] {
+        let mut tail =
+            node.spawn_cli(["tail", "lobby", "--since", &head.to_string(), "--follow", "--events", "--json"]);
+        let mut next = 0;
+        tail.wait_json("what was said before", |frame| {
+            if frame["type"] == "event" {
+                assert_eq!(frame["index"], next, "{frame}");
+                next += 1;
+            }
+            is_text(frame, "before")
+        });
+    }
+    let mut tail = mesh.lobby().follow(head);
+    tail.wait_json("what was said before", |frame| is_text(frame, "before"));
+    fs::write(&go, "").expect("writable");
+    tail.wait_json("what is said after", |frame| is_text(frame, "after"));
+    let _ = mesh.lobby().wait_finished(run);
 }
 
 #[test]
@@ -178,6 +216,31 @@ fn post_from_inside_a_turn_speaks_as_the_member() {
     assert_eq!(body(&inside)["run"], saved.turn()["message"], "it names the turn it came from");
     let answer: Value = serde_json::from_str(&mesh.wait_file("post.json", "receipt")).expect("one JSON value");
     assert_eq!(answer["message"], inside["message"]);
+}
+
+/// Whatever the node was started with: a program finds the short list, what its owner passes on, and nothing else.
+#[test]
+fn programs_environment_holds_nothing_but_the_allowed_names() {
+    let mut plan = Plan::default();
+    for (name, value) in SECRETS {
+        plan.resident = plan.resident.env(name, value);
+    }
+    for name in ["USER", "SHELL", "LD_LIBRARY_PATH", "TIELINE_LOG_LEVEL", "EDITOR"] {
+        plan.resident = plan.resident.env(name, "info");
+    }
+    for (name, value) in [("TMPDIR", "/tmp"), ("HTTPS_PROXY", "http://127.0.0.1:9"), ("SSL_CERT_FILE", "/no/such")] {
+        plan.resident = plan.resident.env(name, value);
+    }
+    // Before the shell adds anything of its own.
+    let script = plan.script("bare", "#!/bin/sh\ncat >/dev/null\ntr '\\0' '\\n' </proc/$$/environ >env.txt\necho ok\n");
+    let mesh = plan.command("bare", [script]).start();
+    mesh.add("bot", "bare");
+    let _ = mesh.lobby().ask("@bot look around").answer();
+    let env = mesh.wait_file("env.txt", "TIELINE_TOKEN=");
+    assert_allowed_env(&env);
+    for name in ["HOME", "PATH", "LANG", "TMPDIR", "HTTPS_PROXY", "SSL_CERT_FILE"] {
+        assert!(env.lines().any(|line| line.starts_with(&format!("{name}="))), "{name} is missing in:\n{env}");
+    }
 }
 
 /// What a turn's program leaves behind ends with the turn: nothing runs on a box that no turn accounts for.

@@ -4,12 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tieline_tests::mesh::Plan;
 use tieline_tests::view::{assert_dense, body};
-use tieline_tests::{Mesh, until};
+use tieline_tests::wait::LOOK;
+use tieline_tests::{DEADLINE, Mesh, until};
 
 /// Kills in one run of CI. `TIELINE_SOAK` asks for more.
 const CYCLES: u64 = 50;
@@ -81,6 +82,33 @@ fn held(entries: &[Value]) -> BTreeSet<u64> {
     held
 }
 
+/// What is seen of a mesh that does not come to rest: members, links, open turns, the end of the log.
+fn unrest(mesh: &Mesh) -> String {
+    let (home, resident) = (mesh.home.status(), mesh.resident.status());
+    let entries = mesh.lobby().entries();
+    let ended: BTreeSet<_> = entries
+        .iter()
+        .filter(|entry| matches!(entry["kind"].as_str(), Some("turn-finished" | "hold-released")))
+        .filter_map(|entry| body(entry)["message"].as_u64())
+        .collect();
+    let open: Vec<_> = entries
+        .iter()
+        .filter(|entry| entry["kind"] == "turn-started")
+        .filter(|entry| body(entry)["message"].as_u64().is_some_and(|run| !ended.contains(&run)))
+        .map(body)
+        .collect();
+    let last: Vec<_> = entries.iter().rev().take(20).rev().map(Value::to_string).collect();
+    format!(
+        "members: {}\nlinks of the home: {}\nlinks of the resident: {}\nopen turns: {open:?}\nheld: {:?}\n\
+         last entries:\n{}",
+        home["members"],
+        home["links"],
+        resident["links"],
+        held(&entries),
+        last.join("\n"),
+    )
+}
+
 /// How often the harness began each job.
 fn starts(work: &Path) -> BTreeMap<String, u64> {
     let mut starts = BTreeMap::new();
@@ -141,11 +169,16 @@ fn kill_9_torture_loses_no_acked_post_and_runs_no_turn_twice() {
         ledger.retry_open(&mesh);
         ledger.open.is_empty().then_some(())
     });
-    until("everything to come to rest", || {
+    let began = Instant::now();
+    loop {
         ledger.drop_held(&mesh);
         let bot = mesh.lobby().member_status("bot");
-        (bot["queue"]["depth"] == 0 && bot["state"] == "idle" && held(&mesh.lobby().entries()).is_empty()).then_some(())
-    });
+        if bot["queue"]["depth"] == 0 && bot["state"] == "idle" && held(&mesh.lobby().entries()).is_empty() {
+            break;
+        }
+        assert!(began.elapsed() < DEADLINE, "it does not come to rest:\n{}", unrest(&mesh));
+        std::thread::sleep(LOOK);
+    }
     check(&mesh, &ledger, cycles * POSTS);
 }
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use tieline_tests::mesh::Plan;
-use tieline_tests::view::{Saved, body, contains};
+use tieline_tests::mesh::{Plan, RESIDENT};
+use tieline_tests::view::{Channel, Saved, body, contains};
 use tieline_tests::{Mesh, until};
 
 fn scripted() -> Mesh {
@@ -294,4 +294,38 @@ fn burst_of_events_arrives_whole() {
     assert_eq!(saved.answer().trim().len(), 2000 * 200);
     let finished = mesh.lobby().wait_finished(saved.turn()["message"].as_u64().expect("a run"));
     assert!(finished["events"].as_u64() > Some(2), "{}", finished["events"]);
+}
+
+/// A channel that was made while the resident was away: what it learns of the org comes before the turn.
+#[test]
+fn turn_in_a_channel_made_while_its_resident_was_away_runs_when_it_is_back() {
+    let mut mesh = scripted();
+    mesh.resident.stop();
+    let _ = mesh.home.cli(["channel", "create", "second", "--json"]).ok();
+    let work = mesh.work();
+    let work = work.to_str().expect("temporary folders have plain names");
+    let add = ["member", "add", "second", "late", "--harness", "scripted", "--on", RESIDENT, "--cwd", work, "--json"];
+    let _ = mesh.home.cli(add).ok();
+    let saved = Channel::new(&mesh.home, "second").post("@late script:text(here)");
+    mesh.resident.start();
+    let second = Channel::new(&mesh.home, "second");
+    let finished = second.wait_finished(second.wait_started(saved.message));
+    assert_eq!((&finished["status"], &finished["text"]), (&"completed".into(), &"here".into()), "{finished}");
+}
+
+/// What a resident learns of the org is on its own disk: it knows its channels with the home away.
+#[test]
+fn resident_keeps_what_it_learns_of_the_org() {
+    let mut mesh = scripted();
+    let _ = mesh.home.cli(["channel", "create", "second", "--json"]).ok();
+    let knows = |mesh: &Mesh| {
+        let status = mesh.resident.status();
+        let channels = status["channels"].as_array().cloned().unwrap_or_default();
+        channels.iter().any(|channel| channel["name"] == "second").then_some(())
+    };
+    until("the resident to hear of the channel", || knows(&mesh));
+    mesh.home.stop();
+    mesh.resident.crash();
+    assert!(knows(&mesh).is_some(), "{}", mesh.resident.status());
+    assert!(!mesh.resident.log().contains("could not be made durable"), "{}", mesh.resident.log());
 }

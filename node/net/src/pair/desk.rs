@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{Duration, Instant, sleep_until};
 
-use super::{PairError, PairEvent, READ_CHUNK};
+use super::{OfferId, PairError, PairEvent, READ_CHUNK};
 use crate::events::{EventSender, NetEvent};
 
 /// Wishes and streams that wait for the desk. Beyond it the operator waits, and streams are dropped.
@@ -28,10 +28,10 @@ const PIECES_MAX: usize = 4;
 
 /// What comes to the desk.
 enum Wish {
-    Offer(Box<Terms>, oneshot::Sender<Result<Offered, HostError>>),
+    Offer(OfferId, Box<Terms>, oneshot::Sender<Result<Offered, HostError>>),
     Confirm(String, oneshot::Sender<Result<(), HostError>>),
-    Cancel,
-    Enrolled(Option<Box<Welcome>>),
+    Cancel(OfferId),
+    Enrolled(OfferId, Option<Box<Welcome>>),
     Stream(PeerId, Stream),
 }
 
@@ -46,9 +46,9 @@ impl std::fmt::Debug for Wish {
 }
 
 impl DeskHandle {
-    pub(crate) async fn offer(&self, terms: Terms) -> Result<Offered, PairError> {
+    pub(crate) async fn offer(&self, offer: OfferId, terms: Terms) -> Result<Offered, PairError> {
         let (reply, answer) = oneshot::channel();
-        self.send(Wish::Offer(Box::new(terms), reply)).await?;
+        self.send(Wish::Offer(offer, Box::new(terms), reply)).await?;
         Ok(answer.await.map_err(|_| PairError::Stopped)??)
     }
 
@@ -58,12 +58,12 @@ impl DeskHandle {
         Ok(answer.await.map_err(|_| PairError::Stopped)??)
     }
 
-    pub(crate) async fn cancel(&self) -> Result<(), PairError> {
-        self.send(Wish::Cancel).await
+    pub(crate) async fn cancel(&self, offer: OfferId) -> Result<(), PairError> {
+        self.send(Wish::Cancel(offer)).await
     }
 
-    pub(crate) async fn enrolled(&self, welcome: Option<Box<Welcome>>) -> Result<(), PairError> {
-        self.send(Wish::Enrolled(welcome)).await
+    pub(crate) async fn enrolled(&self, offer: OfferId, welcome: Option<Box<Welcome>>) -> Result<(), PairError> {
+        self.send(Wish::Enrolled(offer, welcome)).await
     }
 
     /// Hands over a stream; dropped when too many wait.
@@ -79,6 +79,8 @@ impl DeskHandle {
 /// The task.
 pub(crate) struct Desk {
     host: Host,
+    /// The offer that the machine has, or had last.
+    offer: OfferId,
     begun: Instant,
     wishes: mpsc::Receiver<Wish>,
     events: EventSender,
@@ -107,6 +109,7 @@ impl Desk {
         let host = Host::new(org, keys, peer.to_bytes(), Box::new(rng));
         let desk = Self {
             host,
+            offer: OfferId::default(),
             begun: Instant::now(),
             wishes,
             events,
@@ -130,6 +133,18 @@ impl Desk {
             };
             let input = tokio::select! {
                 wish = self.wishes.recv() => match wish {
+                    Some(Wish::Offer(offer, terms, reply)) => {
+                        let offered = self.host.offer(*terms, self.now());
+                        // What the machine says now is of the offer before.
+                        if self.drain().await.is_err() {
+                            break;
+                        }
+                        if offered.is_ok() {
+                            self.offer = offer;
+                        }
+                        let _ = reply.send(offered);
+                        None
+                    }
                     Some(wish) => self.wish(wish),
                     None => break,
                 },
@@ -154,19 +169,18 @@ impl Desk {
 
     fn wish(&mut self, wish: Wish) -> Option<HostInput> {
         match wish {
-            Wish::Offer(terms, reply) => {
-                let _ = reply.send(self.host.offer(*terms, self.now()));
-                None
-            }
             Wish::Confirm(digits, reply) => {
                 let now = self.now();
                 let _ = reply.send(self.host.handle(HostInput::Digits(digits), now));
                 None
             }
-            Wish::Cancel => Some(HostInput::Cancel),
-            Wish::Enrolled(Some(welcome)) => Some(HostInput::Enrolled(welcome)),
-            Wish::Enrolled(None) => Some(HostInput::NotEnrolled),
+            Wish::Cancel(offer) => (offer == self.offer).then_some(HostInput::Cancel),
+            Wish::Enrolled(offer, welcome) => {
+                let input = welcome.map_or(HostInput::NotEnrolled, HostInput::Enrolled);
+                (offer == self.offer).then_some(input)
+            }
             Wish::Stream(peer, stream) => self.open(peer, stream),
+            Wish::Offer(..) => None,
         }
     }
 
@@ -209,7 +223,7 @@ impl Desk {
                 HostOutput::Enrolled { device, name } => PairEvent::Enrolled { device, name },
                 HostOutput::Refused { reason } => PairEvent::Refused { reason },
             };
-            self.events.control(0, NetEvent::Pair(event)).await?;
+            self.events.control(0, NetEvent::Pair { offer: self.offer, event }).await?;
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Enrolling devices: the shell around the machines of [`tieline_proto::pairing`].
 //!
 //! At the host a *desk*, one task, runs [`Host`](tieline_proto::pairing::Host) over the pairing streams that peers open.
-//! At the device [`join`] runs [`Device`](tieline_proto::pairing::Device) over a swarm of its own, which needs no running
+//! At the device [`join()`] runs [`Device`](tieline_proto::pairing::Device) over a swarm of its own, which needs no running
 //! node and listens nowhere.
 
 mod desk;
@@ -15,6 +15,10 @@ use tieline_proto::pairing::{Approval, HostError, Reason};
 
 pub(super) use desk::{Desk, DeskHandle};
 pub use join::{Digits, JoinConfig, JoinError, join, join_over};
+
+/// The node's number for an offer. A newer offer takes an older one's place, and what is late must not hit the newer.
+#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+pub struct OfferId(pub u64);
 
 /// How an offer goes, at the host.
 #[derive(Debug)]

@@ -30,8 +30,8 @@ fn joiner(seed: u64) -> JoinConfig {
 }
 
 async fn pair_event(host: &mut Node) -> PairEvent {
-    match host.until(|event| matches!(event, NetEvent::Pair(_))).await {
-        NetEvent::Pair(event) => event,
+    match host.until(|event| matches!(event, NetEvent::Pair { .. })).await {
+        NetEvent::Pair { event, .. } => event,
         _ => unreachable!(),
     }
 }
@@ -40,7 +40,7 @@ async fn pair_event(host: &mut Node) -> PairEvent {
 async fn a_device_joins_by_link_and_digits_and_then_links() {
     let mut world = World::new(60, 1);
     let mut host = world.start(0).await;
-    let offered = host.net.pair_offer(terms(&world)).await.unwrap();
+    let offered = host.net.pair_offer(OfferId(1), terms(&world)).await.unwrap();
     let link = PairLink::parse(&offered.link).unwrap();
     let config = joiner(61);
     let device = config.device.clone();
@@ -67,7 +67,7 @@ async fn a_device_joins_by_link_and_digits_and_then_links() {
         addrs: host.net.reachable().iter().map(ToString::to_string).collect(),
     };
     host.view.send_replace(Arc::new(world.view(false)));
-    host.net.pair_enrolled(Some(Box::new(welcome))).await.unwrap();
+    host.net.pair_enrolled(OfferId(1), Some(Box::new(welcome))).await.unwrap();
     let PairEvent::Enrolled { device: enrolled, .. } = pair_event(&mut host).await else { panic!("not enrolled") };
     assert_eq!(enrolled, device.device());
 
@@ -88,7 +88,7 @@ async fn a_device_joins_by_link_and_digits_and_then_links() {
 async fn wrong_digits_burn_the_offer_on_both_sides() {
     let mut world = World::new(62, 1);
     let mut host = world.start(0).await;
-    let offered = host.net.pair_offer(terms(&world)).await.unwrap();
+    let offered = host.net.pair_offer(OfferId(1), terms(&world)).await.unwrap();
     let link = PairLink::parse(&offered.link).unwrap();
     let joining = tokio::spawn(join(joiner(63), link, |_| {}));
     assert!(matches!(pair_event(&mut host).await, PairEvent::Claimed { .. }));
@@ -102,12 +102,31 @@ async fn wrong_digits_burn_the_offer_on_both_sides() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_newer_offer_takes_an_older_ones_place_and_only_that() {
+    let mut world = World::new(68, 1);
+    let (mut host, _) = world.start_in_memory(0).await;
+    let first = host.net.pair_offer(OfferId(1), terms(&world)).await.unwrap();
+    let second = host.net.pair_offer(OfferId(2), terms(&world)).await.unwrap();
+    assert_ne!(*first.link, *second.link);
+    let told = host.until(|event| matches!(event, NetEvent::Pair { .. })).await;
+    let NetEvent::Pair { offer, event: PairEvent::Refused { reason } } = told else { panic!("{told:?}") };
+    assert_eq!((offer, reason), (OfferId(1), Reason::Cancelled));
+    // What comes late for the first does nothing to the second.
+    host.net.pair_cancel(OfferId(1)).await.unwrap();
+    host.net.pair_enrolled(OfferId(1), None).await.unwrap();
+    host.net.pair_cancel(OfferId(2)).await.unwrap();
+    let told = host.until(|event| matches!(event, NetEvent::Pair { .. })).await;
+    let NetEvent::Pair { offer, event: PairEvent::Refused { reason } } = told else { panic!("{told:?}") };
+    assert_eq!((offer, reason), (OfferId(2), Reason::Cancelled), "it stood until it was taken back itself");
+}
+
+#[tokio::test(start_paused = true)]
 async fn case_p10_a_device_gives_up_on_a_silent_host() {
     let mut world = World::new(64, 1);
     let (host, _) = world.start_in_memory(0).await;
-    let offered = host.net.pair_offer(terms(&world)).await.unwrap();
+    let offered = host.net.pair_offer(OfferId(1), terms(&world)).await.unwrap();
     let link = PairLink::parse(&offered.link).unwrap();
-    host.net.pair_cancel().await.unwrap();
+    host.net.pair_cancel(OfferId(1)).await.unwrap();
     let begun = tokio::time::Instant::now();
     let (config, guard) = (joiner(65), Guard::with_loopback(true));
     let transport = in_memory(&config.keypair);
@@ -123,7 +142,7 @@ async fn threat_l9_a_link_cannot_make_a_device_dial_its_own_box() {
     listener.set_nonblocking(true).unwrap();
     let port = listener.local_addr().unwrap().port();
     let host = world.start(0).await;
-    let offered = host.net.pair_offer(terms(&world)).await.unwrap();
+    let offered = host.net.pair_offer(OfferId(1), terms(&world)).await.unwrap();
     let mut link = PairLink::parse(&offered.link).unwrap();
     let addr = |text: String| text.parse::<libp2p::Multiaddr>().unwrap().to_vec();
     link.addrs = vec![addr(format!("/ip4/127.0.0.1/tcp/{port}")), addr(format!("/ip4/169.254.169.254/tcp/{port}"))];

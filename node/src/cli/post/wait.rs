@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
-use tieline_proto::api::{ApiError, Posted};
+use tieline_proto::api::{ApiError, Code, Posted};
 use tieline_proto::entry::{Body, Entry};
 use tieline_proto::event::Status;
 use tieline_proto::id::{MemberId, MessageId};
@@ -63,6 +63,8 @@ pub struct Waited {
     pub turns: Vec<Turn>,
     /// Whether time was up first.
     pub timed_out: bool,
+    /// Why nobody knows what became of the rest.
+    pub lost: Option<ApiError>,
 }
 
 impl Waited {
@@ -73,6 +75,8 @@ impl Waited {
             Exit::UNKNOWN
         } else if self.timed_out {
             Exit::UNFINISHED
+        } else if let Some(error) = &self.lost {
+            Exit(error.code.exit())
         } else if any(&[TurnStatus::Failed, TurnStatus::Interrupted]) {
             Exit::FAILED
         } else {
@@ -82,6 +86,9 @@ impl Waited {
 }
 
 /// Waits for everybody that the post goes to. Shows meanwhile, unless JSON is wanted, what they say.
+///
+/// # Errors
+/// When stdout can't be written. A node or home that stays away is [`Waited::lost`]: the post is saved all the same.
 pub async fn turns(
     context: &Context,
     dial: &Dial,
@@ -89,30 +96,36 @@ pub async fn turns(
     posted: &Posted,
     deadline: Option<Instant>,
 ) -> Result<Waited, ApiError> {
-    let agents = super::agents(dial, channel).await?;
-    let mut watch = Watch::new(posted, &agents);
-    let mut waited = Waited { turns: Vec::new(), timed_out: false };
-    if watch.is_done() {
-        return Ok(waited);
-    }
+    let mut waited = Waited { turns: Vec::new(), timed_out: false, lost: None };
     let out = context.out;
-    let what = What { channel: channel.to_owned(), since: posted.seq, events: !out.json, once: false };
-    let mut follow = Follow::start(dial, what).await?;
-    let mut renderer = Renderer::new(out.style).live();
+    let begun = async {
+        let agents = super::agents(dial, channel).await?;
+        let what = What { channel: channel.to_owned(), since: posted.seq, events: !out.json, once: false };
+        let watch = Watch::new(posted, &agents);
+        let follow = if watch.is_done() { None } else { Some(Follow::start(dial, what).await?) };
+        Ok::<_, ApiError>((agents, watch, follow))
+    };
+    let (agents, mut watch, mut follow) = match in_time(deadline, begun).await {
+        Some(Ok((agents, watch, Some(follow)))) => (agents, watch, follow),
+        Some(Ok((_, _, None))) => return Ok(waited),
+        Some(Err(error)) => return Ok(Waited { lost: Some(error), ..waited }),
+        None => return Ok(Waited { timed_out: true, ..waited }),
+    };
+    let mut renderer = Renderer::new(out.style).of(channel, out).live();
     renderer.name(agents.iter().map(|(id, handle)| (MemberId(*id), handle.clone())));
     while !watch.is_done() {
-        let next = follow.next(|note| out.note(note));
-        let frame = match deadline {
-            Some(deadline) => match tokio::time::timeout_at(deadline, next).await {
-                Ok(frame) => frame?,
-                Err(_) => {
-                    waited.timed_out = true;
-                    break;
-                }
-            },
-            None => next.await?,
+        let frame = match in_time(deadline, follow.next(|note| out.note(note))).await {
+            Some(Ok(Some(frame))) => frame,
+            Some(ended) => {
+                let lost = || ApiError::new(Code::Unreachable, "the channel's home says nothing more");
+                waited.lost = Some(ended.err().unwrap_or_else(lost));
+                break;
+            }
+            None => {
+                waited.timed_out = true;
+                break;
+            }
         };
-        let Some(frame) = frame else { break };
         match frame.head {
             FrameHead::Entry { .. } => {
                 let line: EntryLine = serde_json::from_str(frame.raw.get()).unwrap_or_default();
@@ -132,6 +145,14 @@ pub async fn turns(
         out.raw(&renderer.close())?;
     }
     Ok(waited)
+}
+
+/// `None` when time is up first.
+async fn in_time<T>(deadline: Option<Instant>, what: impl Future<Output = T>) -> Option<T> {
+    match deadline {
+        Some(deadline) => tokio::time::timeout_at(deadline, what).await.ok(),
+        None => Some(what.await),
+    }
 }
 
 /// The part of an entry frame that is read here. Lines of newer nodes that can't be are passed over.
@@ -275,12 +296,14 @@ mod tests {
             let mut watch = watch();
             watch.entry(&started(6, &[4]));
             let turns: Vec<_> = watch.entry(&finished(6, status)).into_iter().collect();
-            assert_eq!(Waited { turns, timed_out: false }.exit(), exit, "{status}");
+            assert_eq!(Waited { turns, timed_out: false, lost: None }.exit(), exit, "{status}");
         };
         check("completed", Exit::OK);
         check("failed", Exit::FAILED);
         check("interrupted", Exit::FAILED);
-        assert_eq!(Waited { turns: Vec::new(), timed_out: true }.exit(), Exit::UNFINISHED);
+        let nothing = |timed_out, lost| Waited { turns: Vec::new(), timed_out, lost }.exit();
+        assert_eq!(nothing(true, None), Exit::UNFINISHED);
+        assert_eq!(nothing(false, Some(ApiError::new(Code::Unreachable, "gone"))), Exit::FAILED);
     }
 
     #[test]
@@ -290,7 +313,7 @@ mod tests {
         at.entry(&started(6, &[4]));
         let turn = at.entry(&serde_json::from_value(held).unwrap()).unwrap();
         assert_eq!((turn.status, turn.error.as_deref()), (TurnStatus::Unknown, Some("lost")));
-        assert_eq!(Waited { turns: vec![turn], timed_out: false }.exit(), Exit::UNKNOWN);
+        assert_eq!(Waited { turns: vec![turn], timed_out: false, lost: None }.exit(), Exit::UNKNOWN);
 
         let held = json!({"kind": "delivery-held", "message": 4, "member": 2, "card": 7, "reason": "brake"});
         let turn = watch().entry(&serde_json::from_value(held).unwrap()).unwrap();

@@ -3,9 +3,11 @@
 use tieline_proto::entry::{Body, MemberChange, MemberKind, MemberSpec, Post, Routed};
 use tieline_proto::event::{Ask, AskKind, Status, Usage};
 use tieline_proto::id::{MemberId, MessageId};
+use tieline_proto::text::one_line;
 
 use super::super::table;
-use super::{EntryFrame, Kind, Renderer, STREAMS_MAX, Turn, numbers, short};
+use super::{EntryFrame, Kind, REASON_LEN_MAX, Renderer, STREAMS_MAX, Turn, numbers, short};
+use crate::config::shell_word;
 
 impl Renderer {
     pub(super) fn entry(&mut self, frame: &EntryFrame) {
@@ -20,7 +22,7 @@ impl Renderer {
                 if self.turns.len() >= STREAMS_MAX {
                     self.turns.pop_first();
                 }
-                let turn = Turn { by, about, started_ts: ts, next: 0, whole: true, has_text: false };
+                let turn = Turn { by, about, started_ts: ts, next: 0, whole: true, has_text: false, held: false };
                 self.turns.insert(*message, turn);
                 if self.live || attempt.0 > 1 {
                     self.enter(*message, Some(ts));
@@ -41,23 +43,30 @@ impl Renderer {
             Body::TurnHeld { message, reason, .. } => {
                 self.enter(*message, Some(ts));
                 self.write_line(&self.style.warn(&format!("? outcome unknown: {}", short(reason))));
-                self.write_line(&self.style.dim(&format!("tieline hold release|drop CHANNEL {message}")));
+                self.write_line(
+                    &self.style.dim(&self.command(&format!("hold release|drop {} {message}", self.channel))),
+                );
+                if let Some(turn) = self.turns.get_mut(message) {
+                    turn.held = true;
+                }
             }
             Body::DeliveryHeld { message, member, card, reason } => {
                 let who = self.handle_of(*member);
                 self.heading(*card, Some(ts), &who, &self.style.warn(&format!("does not get #{message}")));
                 self.write_line(&short(reason));
-                self.write_line(&self.style.dim(&format!("tieline hold release|drop CHANNEL {card}")));
+                self.write_line(&self.style.dim(&self.command(&format!("hold release|drop {} {card}", self.channel))));
             }
             Body::CardRaised { message, run, ask, .. } => self.asked(*message, *run, ts, &frame.author, ask),
             Body::CardAnswered { card, choice, text } => {
-                let with = text.as_deref().map_or_else(String::new, |text| format!(": {}", short(text)));
-                let choice = short(&choice.join(", "));
-                self.remark(ts, &format!("#{card} answered by {author}: {choice}{with}"));
+                let said = choice.iter().chain(text).map(|said| short(said)).collect::<Vec<_>>().join(": ");
+                self.remark(ts, &format!("#{card} answered by {author}: {said}"));
             }
             Body::CardClosed { card, reason } => self.remark(ts, &format!("#{card} closed: {}", short(reason))),
             Body::HoldReleased { message, retry, .. } => {
                 let what = if *retry { "released" } else { "dropped" };
+                if !retry {
+                    self.turns.remove(message);
+                }
                 self.remark(ts, &format!("#{message} {what} by {author}"));
             }
             Body::DeliveryReleased { message, member, deliver } => {
@@ -143,7 +152,7 @@ impl Renderer {
         let line = match status {
             Status::Completed => self.style.good(&format!("✓ completed{took}")),
             Status::Failed => {
-                let why = error.map_or_else(String::new, |error| format!(": {}", short(error)));
+                let why = error.map_or_else(String::new, |error| format!(": {}", one_line(error, REASON_LEN_MAX)));
                 self.style.bad(&format!("✗ failed{took}{why}"))
             }
             Status::Interrupted => self.style.warn(&format!("■ interrupted{took}")),
@@ -173,7 +182,8 @@ impl Renderer {
         }
         let label = ask.options.first().map_or("LABEL", |option| option.label.as_str());
         let label = shell_word(&short(label));
-        self.write_line(&self.style.dim(&format!("tieline answer CHANNEL {card} --choose {label}")));
+        let next = self.command(&format!("answer {} {card} --choose {label}", self.channel));
+        self.write_line(&self.style.dim(&next));
         self.leave();
     }
 
@@ -228,14 +238,4 @@ impl Renderer {
 fn used(usage: &Usage) -> String {
     let cost = usage.cost_usd.map_or_else(String::new, |usd| format!(", ${usd:.4}"));
     format!(" · {} tokens in, {} out{cost}", usage.input, usage.output)
-}
-
-/// A text as a word of a shell's command line.
-fn shell_word(text: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
-    if !text.is_empty() && text.chars().all(is_plain) {
-        text.to_owned()
-    } else {
-        format!("'{}'", text.replace('\'', r"'\''"))
-    }
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use tieline_proto::api::{ApiError, Code};
 use tieline_proto::crypto::keys::DeviceKeys;
 use tieline_proto::id::{Attempt, ChannelId, MessageId, OrgId, Seq};
-use tieline_proto::log::{LINE_LEN_MAX, LogId};
+use tieline_proto::log::{LINE_LEN_MAX, Line, LogId};
 use tieline_proto::org::Org;
 
 use super::audit::{Audit, Bad, End};
@@ -57,6 +57,9 @@ pub const VERSION: u32 = 1;
 
 /// How lines of ours begin.
 const MARK_START: &[u8] = br#"{"tieline":"#;
+
+/// How seals begin.
+const SEAL_START: &[u8] = br#"{"prev":"#;
 
 /// A data folder with an org.
 pub struct Folder {
@@ -126,13 +129,9 @@ impl Folder {
     }
 
     /// The folder's paths.
+    #[cfg(test)]
     pub const fn layout(&self) -> &Layout {
         &self.layout
-    }
-
-    /// The org's chain.
-    pub fn chain(&self) -> &[u8] {
-        &self.chain
     }
 
     /// The org, when this box's own device is in it. A folder that somebody brought along pins nothing.
@@ -184,10 +183,14 @@ impl Source {
         if let Some(folder) = folder
             && (folder.channel(named).is_some() || (!what.exists() && !named.contains('/')))
         {
-            let channel = folder.channel_here(named)?;
-            return Ok(Self::Folder { layout: folder.layout.clone(), chain: folder.chain.clone(), channel });
+            return Ok(Self::of(folder, folder.channel_here(named)?));
         }
         Self::file(what)
+    }
+
+    /// A channel of a data folder.
+    pub fn of(folder: &Folder, channel: ChannelId) -> Self {
+        Self::Folder { layout: folder.layout.clone(), chain: folder.chain.clone(), channel }
     }
 
     fn file(path: &Path) -> Result<Self, ApiError> {
@@ -236,6 +239,14 @@ impl Source {
         }
     }
 
+    /// The paths of the data folder that it is in.
+    pub const fn layout(&self) -> Option<&Layout> {
+        match self {
+            Self::Folder { layout, .. } => Some(layout),
+            Self::File { .. } => None,
+        }
+    }
+
     /// The org's chain, raw.
     pub fn org_chain(&self) -> &[u8] {
         match self {
@@ -244,8 +255,39 @@ impl Source {
     }
 
     /// Whether a node may be writing it.
-    pub fn is_live(&self, data: &Path) -> bool {
-        matches!(self, Self::Folder { .. }) && super::is_held(data)
+    pub fn is_live(&self) -> bool {
+        matches!(self, Self::Folder { layout, .. } if super::is_held(layout.root()))
+    }
+
+    /// Reads the org's chain again: a node that runs may have added to it.
+    pub fn renew(&mut self) -> Result<(), ApiError> {
+        if let Self::Folder { layout, chain, .. } = self
+            && let Some(folder) = Folder::open(layout.root())?
+        {
+            *chain = folder.chain;
+        }
+        Ok(())
+    }
+
+    /// Whether a good seal of a later batch stands behind the end of the good part: then what is wrong there is damage,
+    /// and no write that is under way or broke off.
+    pub fn is_sealed_behind(&self, head: Seq) -> Result<bool, ApiError> {
+        let Self::Folder { layout, channel, .. } = self else { return Ok(false) };
+        let log = LogId::Channel(*channel);
+        for segment in segments(&layout.log(log))? {
+            let mut reader = BufReader::new(File::open(&segment).map_err(unreadable(&segment))?);
+            while let Some(line) = read_line(&mut reader).map_err(unreadable(&segment))? {
+                if line.starts_with(SEAL_START)
+                    && let Ok(Line::Seal(seal)) = Line::parse(&line)
+                    && seal.seal.log == log.sealed_as()
+                    && seal.seal.from > head.next()
+                    && seal.check_signature().is_ok()
+                {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
     }
 
     /// Feeds the whole log to the audit. The outer error is that it can't be read, the inner one that it is bad.
@@ -398,7 +440,7 @@ fn sealed_len(chain: &[u8]) -> usize {
     for line in chain.split_inclusive(|byte| *byte == b'\n') {
         at += line.len();
         // Whether the seal is good is judged with the chain; here only what comes after the last one is cut off.
-        if line.starts_with(br#"{"prev":"#) && line.ends_with(b"\n") {
+        if line.starts_with(SEAL_START) && line.ends_with(b"\n") {
             sealed = at;
         }
     }

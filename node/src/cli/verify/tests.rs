@@ -57,6 +57,10 @@ impl Written {
         Folder::open(&self.dir.path().join("data")).unwrap().unwrap()
     }
 
+    async fn export(&self, file: &Path) -> Result<export::Exported, ApiError> {
+        exported(&self.context(), "lobby", file).await
+    }
+
     async fn report(&self, what: &Path, pinned: Option<OrgId>) -> Result<Report, ApiError> {
         let folder = Folder::open(&self.dir.path().join("data"))?;
         let mut source = Source::find(what, folder.as_ref())?;
@@ -106,9 +110,9 @@ async fn a_sound_channel_is_good_in_its_folder_and_as_a_file() {
     assert_eq!((folder.trusted, folder.name.as_str(), folder.first_bad), (Trust::Pinned, "lobby", None));
 
     let file = written.dir.path().join("lobby.tieline");
-    let exported = export::write(&written.folder(), "lobby", &file).unwrap();
+    let exported = written.export(&file).await.unwrap();
     assert_eq!((exported.entries, exported.head), (folder.entries, folder.head));
-    let again = export::write(&written.folder(), "lobby", &file).unwrap_err();
+    let again = written.export(&file).await.unwrap_err();
     assert_eq!(again.code, Code::Conflict);
 
     let elsewhere = async |pinned: Option<OrgId>| {
@@ -140,7 +144,7 @@ async fn what_is_not_there_is_said() {
 async fn any_bent_byte_of_an_export_is_found() {
     let written = Written::new().await;
     let file = written.dir.path().join("lobby.tieline");
-    export::write(&written.folder(), "lobby", &file).unwrap();
+    written.export(&file).await.unwrap();
     let sound = fs::read(&file).unwrap();
     let bent = written.dir.path().join("bent");
     let verdict = async |bytes: &[u8]| {
@@ -193,7 +197,7 @@ async fn a_bent_byte_in_the_folder_names_its_seq() {
     fs::write(&log, &bytes).unwrap();
     let report = written.report(Path::new("lobby"), None).await.unwrap();
     assert_eq!((report.ok, report.first_bad, report.entries), (false, Some(Seq(seq)), seq - 1));
-    let refused = export::write(&folder, "lobby", &written.dir.path().join("x")).unwrap_err();
+    let refused = written.export(&written.dir.path().join("x")).await.unwrap_err();
     assert_eq!(refused.code, Code::ReadOnly);
     assert!(refused.message.contains(&format!("seq {seq}")), "{refused:?}");
     assert!(!written.dir.path().join("x").exists(), "whole or not at all");

@@ -233,7 +233,8 @@ impl Reader {
         }
         let suggestions = for_session(tool.permission_suggestions);
         let prompt = format!("Claude asks to use {}{}", tool.tool_name, about(&input, tool.description.as_deref()));
-        let Some(ask) = approval(id.to_owned(), &tool.tool_name, &prompt, tool.input, !suggestions.is_empty()) else {
+        let rule = (!suggestions.is_empty()).then(|| rules(&suggestions));
+        let Some(ask) = approval(id.to_owned(), &tool.tool_name, &prompt, tool.input, rule.as_deref()) else {
             out.push(Step::Event(Event::Notice { text: too_long() }));
             return out.push(refuse(id, &too_long()));
         };
@@ -468,6 +469,19 @@ fn for_session(suggestions: Vec<Value>) -> Vec<Value> {
             rule
         })
         .collect()
+}
+
+/// What the rules allow, as the program writes them in its settings: `Bash(npm test:*)`.
+fn rules(suggestions: &[Value]) -> String {
+    let lists = suggestions.iter().filter_map(|suggestion| suggestion.get("rules")?.as_array()).flatten();
+    let shown: Vec<_> = lists
+        .map(|rule| match (text(rule, "toolName"), text(rule, "ruleContent")) {
+            ("", _) => rule.to_string(),
+            (tool, "") => format!("every {tool}"),
+            (tool, content) => format!("{tool}({content})"),
+        })
+        .collect();
+    if shown.is_empty() { "this".to_owned() } else { format!("this and {}", shown.join(", ")) }
 }
 
 /// What a tool printed: a text, or blocks of which the texts count.

@@ -160,14 +160,16 @@ fn an_allowed_action_goes_back_unchanged_and_for_the_session_without_touching_se
     let line = json!({ "type": "control_request", "request_id": "r", "request": {
         "subtype": "can_use_tool", "tool_name": "Bash", "input": { "command": "ls" },
         "permission_suggestions": [
-            { "type": "addRules", "rules": [], "behavior": "allow", "destination": "localSettings" },
+            { "type": "addRules", "rules": [{ "toolName": "Bash", "ruleContent": "ls:*" }], "behavior": "allow",
+              "destination": "localSettings" },
             { "type": "setMode", "mode": "acceptEdits", "destination": "session" },
         ] } });
     let replies = [ALLOW, super::super::ALLOW_SESSION, "nonsense"].map(|label| {
         let mut steps = Vec::new();
         let mut reader = Reader::new("m", Policy::Ask, true, false, None);
         reader.line(line.to_string().as_bytes(), &mut steps);
-        assert!(matches!(&steps[..], [Step::Event(Event::Asked { ask })] if ask.action.as_deref() == Some(r#"{"command":"ls"}"#)));
+        assert!(matches!(&steps[..], [Step::Event(Event::Asked { ask })] if ask.action.as_deref() == Some(r#"{"command":"ls"}"#)
+            && ask.options[1].detail == "this and Bash(ls:*), until the program ends"), "{steps:?}");
         reader.answer("other", &Answer { choice: vec![label.to_owned()], text: None }, &mut steps);
         assert_eq!(steps.len(), 1, "an answer to another question is moot");
         reader.answer("r", &Answer { choice: vec![label.to_owned()], text: None }, &mut steps);
@@ -178,7 +180,8 @@ fn an_allowed_action_goes_back_unchanged_and_for_the_session_without_touching_se
         }
     });
     assert_eq!(replies[0], json!({ "behavior": "allow", "updatedInput": { "command": "ls" } }));
-    let rule = json!([{ "type": "addRules", "rules": [], "behavior": "allow", "destination": "session" }]);
+    let rules = json!([{ "toolName": "Bash", "ruleContent": "ls:*" }]);
+    let rule = json!([{ "type": "addRules", "rules": rules, "behavior": "allow", "destination": "session" }]);
     assert_eq!(replies[1]["updatedPermissions"], rule);
     assert_eq!(replies[2]["behavior"], "deny");
 }

@@ -222,8 +222,15 @@ impl Requests {
         };
         let own = RawValue::from_string(json.to_owned());
         let action = change.map(AsRef::as_ref).or(own.as_ref().ok().map(AsRef::as_ref));
-        let ask =
-            action.and_then(|action| approval(ask_id(&request), tool, prompt.trim_end_matches(": "), action, session));
+        let ask = action.and_then(|action| {
+            approval(
+                ask_id(&request),
+                tool,
+                prompt.trim_end_matches(": "),
+                action,
+                session.then_some("this and what Codex takes for the same"),
+            )
+        });
         let Some(ask) = ask else {
             out.push(Step::Event(Event::Notice { text: too_long() }));
             return out.push(respond(&request, &kind.reply(Verdict::Deny, &wanted)));

@@ -10,7 +10,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use tieline_proto::api::{ApiError, Code, Request};
-use tieline_proto::id::Seq;
+use tieline_proto::id::{COUNTER_MAX, Seq};
 use tokio::sync::mpsc;
 use utoipa::IntoParams;
 
@@ -59,6 +59,11 @@ pub(in super::super) async fn messages(
         let error = ApiError::new(Code::Invalid, format!("limit is {limit}"));
         return Err(error.hint(format!("a page has 1 to {PAGE_MAX} entries")).into());
     }
+    let place = |seq: Option<u64>| match seq {
+        Some(seq) if seq > COUNTER_MAX => Err(ApiError::new(Code::Invalid, format!("there is no entry {seq}"))),
+        seq => Ok(seq),
+    };
+    let page = Page { after: place(page.after)?, before: place(page.before)?, ..page };
     // Seqs are dense, so a page is a range.
     let (after, before) = match (page.after, page.before) {
         (Some(after), before) => (after, before.unwrap_or(u64::MAX)),
@@ -99,17 +104,23 @@ async fn read(
     app.backend.node.subscribe(caller, request, sender).await?;
     let mut frames = Vec::new();
     while frames.len() as u64 != limit {
-        let Some(frame) = feed.recv().await else { break };
+        let Some(frame) = feed.recv().await else { return Err(broke_off()) };
         let Ok(glance) = serde_json::from_str::<Glance<'_>>(&frame) else { continue };
         let seq = glance.seq;
         match &*glance.kind {
             "entry" if seq >= before => break,
             "entry" => frames.push((seq, frame)),
-            "synced" | "end" => break,
+            "synced" => break,
+            "end" => return Err(broke_off()),
             _ => {}
         }
     }
     Ok(frames)
+}
+
+/// A page that is not whole is none: who reads it would take the rest for not written.
+fn broke_off() -> ApiError {
+    ApiError::new(Code::Unreachable, "what the channel's home says broke off").hint("ask again")
 }
 
 /// `{"entries":[…],"before":S,"after":S}`: what to ask for to go on in either direction.
@@ -121,7 +132,7 @@ fn render(frames: &[(u64, Arc<str>)], after: u64) -> String {
         }
         text.push_str(frame);
     }
-    let first = frames.first().map_or(after + 1, |(seq, _)| *seq);
+    let first = frames.first().map_or(after.saturating_add(1), |(seq, _)| *seq);
     let last = frames.last().map_or(after, |(seq, _)| *seq);
     text.push_str(&format!(r#"],"before":{first},"after":{last}}}"#));
     text

@@ -201,6 +201,18 @@ impl Bed {
         Reply::parse(&String::from_utf8_lossy(&answer))
     }
 
+    /// Sends an upgrade over loopback and reads the head of its answer.
+    pub(crate) async fn ws_head(&self, headers: &[&str]) -> String {
+        let mut stream = TcpStream::connect(self.doors.addr).await.unwrap();
+        let request = format!("GET /v1/ws HTTP/1.1\r\n{}\r\n\r\n", headers.join("\r\n"));
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(tokio::time::timeout(DEADLINE, stream.read_u8()).await.expect("an answer in time").unwrap());
+        }
+        String::from_utf8_lossy(&head).into_owned()
+    }
+
     /// The same, with everything that the page itself would send.
     pub(crate) async fn own(&self, line: &str, body: &str) -> Reply {
         let (host, origin, auth) = self.own_headers();

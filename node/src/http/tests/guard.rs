@@ -174,12 +174,28 @@ async fn threat_l4_sessions_are_http_only_cookies() {
     assert!(cookie.contains("httponly") && cookie.contains("samesite=strict"), "{cookie}");
     assert!(!cookie.contains(&bed.token()), "the cookie is not the token");
     let cookie = format!("Cookie: theme=dark; {}", cookie.split(';').next().unwrap());
-    assert_eq!(bed.http("GET /v1/status", &[&host, &cookie], "").await.status, 200);
-    assert_eq!(bed.http(POST, &[&host, &cookie, JSON], BODY).await.status, 403, "a cookie is no Origin");
-    assert_eq!(bed.http(POST, &[&host, &origin, &cookie, JSON], BODY).await.status, 200);
+    let key = right.json()["key"].as_str().unwrap().to_owned();
+    assert!(!cookie.contains(&key) && key != bed.token());
+    let key = format!("X-Tieline-Session: {key}");
+    assert_eq!(bed.http("GET /v1/status", &[&host, &cookie, &key], "").await.status, 200);
+    assert_eq!(bed.http(POST, &[&host, &cookie, &key, JSON], BODY).await.status, 403, "a cookie is no Origin");
+    assert_eq!(bed.http(POST, &[&host, &origin, &cookie, &key, JSON], BODY).await.status, 200);
+
+    // Whoever serves another port of this host gets the cookie, and may send any header.
+    let stolen = bed.http("GET /v1/status", &[&host, &origin, &cookie], "").await;
+    assert_eq!((stolen.status, bed.http(POST, &[&host, &origin, &cookie, JSON], BODY).await.status), (401, 401));
+    assert_eq!(bed.http("GET /v1/status", &[&host, &key], "").await.status, 401, "the key alone is nothing either");
+    let wrong = "X-Tieline-Session: 00";
+    assert_eq!(bed.http("GET /v1/status", &[&host, &cookie, wrong], "").await.status, 401);
+    let upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
+        Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==";
+    assert_eq!(bed.http("GET /v1/ws", &[&host, &origin, &cookie, upgrade], "").await.status, 401);
+    let offered = key.replace("X-Tieline-Session: ", "Sec-WebSocket-Protocol: tieline, tieline.session.");
+    let opened = bed.ws_head(&[&host, &origin, &cookie, upgrade, &offered]).await;
+    assert!(opened.starts_with("HTTP/1.1 101") && opened.contains("sec-websocket-protocol: tieline\r\n"), "{opened}");
 
     assert_eq!(bed.http("DELETE /v1/session", &[&host, &origin, &cookie, JSON], "").await.status, 204);
-    assert_eq!(bed.http("GET /v1/status", &[&host, &cookie], "").await.status, 401);
+    assert_eq!(bed.http("GET /v1/status", &[&host, &cookie, &key], "").await.status, 401);
 }
 
 #[tokio::test]
@@ -252,6 +268,8 @@ async fn threat_l7_rotation_ends_sockets_and_sessions() {
     let login = json!({ "token": bed.token() }).to_string();
     let session = bed.http("POST /v1/session", &[&host, &origin, JSON], &login).await;
     let cookie = format!("Cookie: {}", session.header("set-cookie").unwrap().split(';').next().unwrap());
+    let key = format!("X-Tieline-Session: {}", session.json()["key"].as_str().unwrap());
+    assert_eq!(bed.http("GET /v1/status", &[&host, &cookie, &key], "").await.status, 200);
     let mut ws = bed.ws().await;
     ws.ask(&json!({"id": 1, "op": "subscribe", "channel": "c"})).await;
     let before = bed.node.count();
@@ -263,7 +281,7 @@ async fn threat_l7_rotation_ends_sockets_and_sessions() {
     assert!(rotated_at.elapsed() <= Duration::from_secs(1), "{:?}", rotated_at.elapsed());
     assert_eq!(bed.node.count(), before, "later frames are ignored");
     assert_eq!(bed.http("GET /v1/status", &[&host, &old], "").await.status, 401);
-    assert_eq!(bed.http("GET /v1/status", &[&host, &cookie], "").await.status, 401);
+    assert_eq!(bed.http("GET /v1/status", &[&host, &cookie, &key], "").await.status, 401);
     assert_eq!(bed.own("GET /v1/status", "").await.status, 200);
 }
 

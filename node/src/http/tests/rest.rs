@@ -122,8 +122,8 @@ fn schemas_have_the_fields_of_the_views() {
         name: "lobby".to_owned(),
         role: view::ChannelRole::Home,
         home: node,
-        head: view::Head { seq: Seq(1), hash: Hash::ZERO },
-        lamport: Lamport(1),
+        head: Some(view::Head { seq: Seq(1), hash: Hash::ZERO }),
+        lamport: Some(Lamport(1)),
         archived: true,
         read_only: Some("why".to_owned()),
     };

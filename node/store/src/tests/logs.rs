@@ -169,18 +169,40 @@ fn a_cursor_at_the_end_goes_on_when_more_was_sealed() {
 
 #[test]
 fn messages_and_client_ids_are_found_and_checked_against_the_log() {
-    use crate::index::ClientKey;
+    use crate::index::{ClientKey, Item, Placed};
     let disk = disk();
-    let mut core = core(&disk);
+    let index = Index::memory();
+    let mut core = Core::new(Arc::new(disk.clone()), layout(), super::key(), index.clone());
     commits(&mut core, [commit("lobby", 1, 1..=9)]);
     let reader = core.reader();
-    let line = reader.message(channel("lobby"), MessageId(7)).unwrap().unwrap();
-    assert_eq!(Line::entry_seq(&line), Some(Seq(7)));
-    assert_eq!(reader.message(channel("lobby"), MessageId(10)).unwrap(), None);
+    let entry = reader.end(channel("lobby"), MessageId(7)).unwrap().unwrap();
+    assert_eq!(entry.seq, Seq(7));
+    assert_eq!(reader.end(channel("lobby"), MessageId(10)).unwrap(), None);
     let key = |member| ClientKey::member(Some(MemberId(member)), &ClientId::new("c7").unwrap());
     let placed = reader.placed(channel("lobby"), &key(1)).unwrap().unwrap();
     assert_eq!((placed.message, placed.seq), (Some(MessageId(7)), Seq(7)));
     assert_eq!(reader.placed(channel("lobby"), &key(2)).unwrap(), None);
+
+    // An index that is of another log than this one: a backup was restored beneath it.
+    let log = log("lobby");
+    let reaches = index.reaches(log).unwrap();
+    let wrong = Placed { message: Some(MessageId(4)), seq: Seq(4) };
+    let beyond = Placed { message: Some(MessageId(40)), seq: Seq(40) };
+    let items = [
+        Item::First(MessageId(7), Seq(5)),
+        Item::End(MessageId(6), Seq(8)),
+        Item::Client(key(1), wrong),
+        Item::Client(key(3), beyond),
+    ];
+    index.add(log, &items, &reaches);
+    assert_eq!(reader.end(channel("lobby"), MessageId(7)).unwrap(), None);
+    assert_eq!(
+        reader.end(channel("lobby"), MessageId(6)).unwrap().unwrap().seq,
+        Seq(6),
+        "what it says of the end is not so"
+    );
+    assert_eq!(reader.placed(channel("lobby"), &key(1)).unwrap(), None);
+    assert_eq!(reader.placed(channel("lobby"), &key(3)).unwrap(), None);
 }
 
 #[test]

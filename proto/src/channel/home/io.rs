@@ -47,12 +47,14 @@ pub enum Input {
     JournalSynced {
         /// The run.
         run: MessageId,
+        /// The try whose journal it is.
+        attempt: Attempt,
         /// Bytes.
         length: u64,
     },
     /// Entries are durable and indexed up to this one.
     Durable(Seq),
-    /// The deadline of [`Home::poll_timeout`] passed.
+    /// The deadline of [`Home::poll_timeout`](super::Home::poll_timeout) passed.
     Timeout,
 }
 
@@ -154,7 +156,8 @@ pub struct JournalAppend {
     pub attempt: Attempt,
     /// Index of the first line.
     pub first: u64,
-    /// Length of the journal before.
+    /// Length of the journal before. 0 begins it: what stands there already is of a log that went back, and is set
+    /// aside.
     pub at: u64,
     /// Whole lines.
     pub lines: Vec<u8>,

@@ -10,6 +10,15 @@ use crate::id::{ClientId, Handle, MemberId, MessageId, Seq};
 use crate::link::{AttemptId, Message};
 use crate::route::Origin;
 
+/// Longest answer to a question, in bytes of JSON.
+pub const ANSWER_LEN_MAX: usize = 128 * 1024;
+
+/// Longest folder of a member, in bytes: as long as a path can be. Like the model it goes with every delivery.
+pub const CWD_LEN_MAX: usize = 4096;
+
+/// Longest name of a model, in bytes.
+pub const MODEL_LEN_MAX: usize = 256;
+
 impl Home {
     pub(super) fn operate(
         &mut self,
@@ -37,7 +46,8 @@ impl Home {
                 Ok(self.change(step, context, by, member, MemberChange::Renamed { handle }))
             }
             Op::MemberConfigure { member, model, policy, cwd } => {
-                let spec = &self.live(member)?.spec;
+                let spec = &self.working(member)?.spec;
+                check_settings(model.as_deref(), cwd.as_deref())?;
                 let change = MemberChange::Configured {
                     model: model.or_else(|| spec.model.clone()),
                     policy: policy.or(spec.policy),
@@ -46,34 +56,42 @@ impl Home {
                 Ok(self.change(step, context, by, member, change))
             }
             Op::MemberPause(member) => {
-                self.live(member)?;
+                self.working(member)?;
                 Ok(self.change(step, context, by, member, MemberChange::Paused))
             }
             Op::MemberResume(member) => {
-                self.live(member)?;
+                self.working(member)?;
                 let done = self.change(step, context, by, member, MemberChange::Resumed);
                 self.pump(step, context, member);
                 Ok(done)
             }
             Op::MemberInterrupt(member) => self.interrupt(step, context, by, member),
             Op::MemberKill(member) => {
-                self.live(member)?;
+                self.working(member)?;
                 let done = self.change(step, context, by, member, MemberChange::Killed);
                 self.kill(step, context, by, member);
                 Ok(done)
             }
             Op::MemberRevive(member) => {
-                self.live(member)?;
+                self.working(member)?;
                 let done = self.change(step, context, by, member, MemberChange::Revived);
                 self.pump(step, context, member);
                 Ok(done)
             }
             Op::MemberRemove(member) => {
-                let held = self.live(member)?.turn.filter(|run| {
-                    self.state.turns.get(run).is_some_and(|turn| matches!(turn.phase, TurnPhase::Held(_)))
-                });
+                let leaving = self.live(member)?;
+                let run = leaving.turn;
+                let person = |member: &Member| member.spec.kind == MemberKind::Human && !member.removed;
+                let people = self.state.members.values().filter(|member| person(member)).count();
+                if person(leaving) && people == 1 {
+                    let words = format!(
+                        "@{} is the last person of the channel: nobody could post any more",
+                        leaving.spec.handle
+                    );
+                    return Err(ApiError::new(Code::Refused, words).hint("tieline channel archive CHANNEL"));
+                }
                 let seq = self.append(step, context, by, Auth::Home, Body::MemberRemoved { member });
-                if let Some(run) = held {
+                if let Some(run) = run.filter(|run| self.may_drop(*run)) {
                     self.drop_held(step, context, by, run, false);
                 }
                 self.kill(step, context, by, member);
@@ -169,6 +187,7 @@ impl Home {
         client: Option<ClientId>,
     ) -> Result<Ask, OpError> {
         self.free_handle(&spec.handle)?;
+        check_settings(spec.model.as_deref(), spec.cwd.as_deref())?;
         if self.state.members.values().filter(|member| !member.removed).count() >= MEMBERS_MAX {
             return Err(ApiError::new(Code::Limit, format!("a channel has at most {MEMBERS_MAX} members")));
         }
@@ -248,12 +267,24 @@ impl Home {
                 self.pump(step, context, member);
                 Ok(Ask::Done(seq))
             }
+            // Its box may never come back, and then nothing else would end it.
+            _ if !release && self.may_drop(message) => {
+                Ok(Ask::Done(self.drop_held(step, context, by, message, may_run_twice)))
+            }
             _ => Err(ApiError::new(Code::NotFound, format!("nothing is held under #{message}"))
                 .hint("tieline hold list CHANNEL")),
         }
     }
 
-    /// Gives a held turn up.
+    /// Whether a turn can be given up: nobody knows what becomes of it, or nobody can be asked.
+    fn may_drop(&self, run: MessageId) -> bool {
+        self.state.turns.get(&run).is_some_and(|turn| match turn.phase {
+            TurnPhase::Held(_) => true,
+            _ => !turn.released && !self.up.contains_key(&turn.node),
+        })
+    }
+
+    /// Gives a turn up that is held, or whose box is out of reach.
     pub(super) fn drop_held(
         &mut self,
         step: &mut Step,
@@ -263,6 +294,10 @@ impl Home {
         may_run_twice: bool,
     ) -> Seq {
         let turn = self.state.turns.get(&run).map(|turn| (turn.member, turn.node, self.attempt_id(run, turn)));
+        let held = self.state.turns.get(&run).is_some_and(Turn::is_settled);
+        if let Some((_, _, id)) = turn.filter(|_| !held) {
+            self.hold(step, context, id, "its box is out of reach".to_owned());
+        }
         let body = Body::HoldReleased { message: run, retry: false, may_run_twice };
         let seq = self.append(step, context, by, Auth::Home, body);
         self.runs.remove(&run);
@@ -278,6 +313,16 @@ impl Home {
     pub(super) fn live(&self, id: MemberId) -> Result<&Member, OpError> {
         let member = self.state.members.get(&id).filter(|member| !member.removed);
         member.ok_or_else(|| ApiError::new(Code::NotFound, "the member has left the channel"))
+    }
+
+    /// A member that runs turns: a person is not paused, killed or configured.
+    fn working(&self, id: MemberId) -> Result<&Member, OpError> {
+        let member = self.live(id)?;
+        if member.spec.kind == MemberKind::Human {
+            let words = format!("@{} is a person and runs no turns", member.spec.handle);
+            return Err(ApiError::new(Code::Refused, words).hint("tieline member list CHANNEL"));
+        }
+        Ok(member)
     }
 
     pub(super) fn free_handle(&self, handle: &Handle) -> Result<(), OpError> {
@@ -405,8 +450,26 @@ fn check_answer(ask: &EventAsk, answer: &Answer) -> Result<(), OpError> {
     if answer.choice.len() > 1 && !ask.multi {
         return Err(ApiError::new(Code::Invalid, "only one label may be chosen"));
     }
-    if answer.text.as_ref().is_some_and(|text| text.len() > POST_LEN_MAX) {
-        return Err(ApiError::new(Code::Limit, format!("the text is over {POST_LEN_MAX} bytes")));
+    if answer.choice.len() > ask.options.len() {
+        return Err(ApiError::new(Code::Invalid, "a label is chosen once"));
+    }
+    let len = serde_json::to_vec(answer).map_or(usize::MAX, |json| json.len());
+    if len > ANSWER_LEN_MAX {
+        return Err(ApiError::new(Code::Limit, format!("an answer of {len} bytes is over {ANSWER_LEN_MAX}"))
+            .hint("post the text as a message, and answer with its number"));
+    }
+    Ok(())
+}
+
+fn check_settings(model: Option<&str>, cwd: Option<&str>) -> Result<(), OpError> {
+    for (what, text, max) in [("model", model, MODEL_LEN_MAX), ("folder", cwd, CWD_LEN_MAX)] {
+        let Some(text) = text else { continue };
+        if text.len() > max {
+            return Err(ApiError::new(Code::Limit, format!("a {what} of {} bytes is over {max}", text.len())));
+        }
+        if text.contains(char::is_control) {
+            return Err(ApiError::new(Code::Invalid, format!("a {what} has no control characters")));
+        }
     }
     Ok(())
 }

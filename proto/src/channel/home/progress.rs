@@ -19,6 +19,8 @@ pub struct RunProgress {
     pub(super) synced: u64,
     /// Questions that the home has not looked at yet.
     pub(super) asks: Vec<Ask>,
+    /// The index from which the resident was last asked to go on, since its link is up.
+    pub(super) asked_from: Option<u64>,
 }
 
 impl RunProgress {
@@ -34,6 +36,7 @@ impl RunProgress {
             unsynced: VecDeque::new(),
             synced: 0,
             asks: Vec::new(),
+            asked_from: None,
         }
     }
 

@@ -1,29 +1,41 @@
 //! What residents say, and what it proves.
 
-use super::super::state::{Card, TurnPhase};
+use super::super::state::{Card, Turn, TurnPhase};
 use super::{Cited, Context, Effect, Home, JournalAppend, RunProgress, Step};
 use crate::crypto::sign::{AcceptedContent, FinishedContent};
 use crate::entry::{Auth, Body, JournalMark, Round};
 use crate::event::{Answer, Ask as EventAsk, Outcome, Status};
-use crate::id::{Hash, MessageId, NodeId};
+use crate::id::{Attempt, Hash, MessageId, NodeId};
 use crate::link::{Asked, AttemptId, Message, Verdict};
 use crate::route::Origin;
+use crate::turn::SESSION_LEN_MAX;
 
 /// Questions of one turn that can be open at once; a turn that asks more is broken.
 pub const ASKS_OPEN_MAX: usize = 64;
 
+/// Longest id of a question, in bytes: it stands in the head of the frame that brings the answer.
+pub const ASK_ID_LEN_MAX: usize = 256;
+
+/// Attempts asked about in one frame, so that its head stays far below what it may be.
+pub const ASKED_MAX: usize = 64;
+
+/// Tries at a turn that never begin before a person is asked: a resident that only gives its attempts back would
+/// have the log grow for ever.
+pub const TRIES_MAX: u32 = 16;
+
 impl Home {
     pub(super) fn link_up(&mut self, step: &mut Step, context: &mut Context<'_>, node: NodeId, mark: JournalMark) {
         self.up.insert(node, mark);
-        let open = self.state.turns.iter().filter(|(_, turn)| turn.node == node && !turn.is_settled());
-        let attempts = open
-            .map(|(run, turn)| Asked {
-                id: self.attempt_id(*run, turn),
-                have: self.runs.get(run).map_or(0, |progress| progress.events),
-                seen: turn.seen,
-            })
-            .collect::<Vec<_>>();
-        if !attempts.is_empty() {
+        let mut attempts = Vec::new();
+        for (run, turn) in self.state.turns.iter().filter(|(_, turn)| turn.node == node) {
+            if let Some(progress) = self.runs.get_mut(run) {
+                progress.asked_from = None;
+            }
+            if !turn.is_settled() {
+                attempts.push(self.asked(*run, turn));
+            }
+        }
+        for attempts in attempts.chunks(ASKED_MAX).map(<[Asked]>::to_vec) {
             step.effects.push(Effect::Send(node, Message::Reconcile { attempts }, Vec::new()));
         }
         let members = self.state.members.iter().filter(|(_, member)| member.spec.node == Some(node));
@@ -85,9 +97,7 @@ impl Home {
             }
             Message::AnswerOk { id, ask } if self.is_running(node, &id) => {
                 // The card stays until its turn ends, so that a late second answer is told who was first.
-                let cards = &self.state.cards;
-                self.delivered.retain(|card| cards.contains_key(card));
-                self.delivered.extend(cards.iter().find_map(|(number, card)| match card {
+                self.delivered.extend(self.state.cards.iter().find_map(|(number, card)| match card {
                     Card::Ask { run, ask: open, answered: Some(_), .. } if *run == id.run && open.id == ask => {
                         Some(*number)
                     }
@@ -131,10 +141,11 @@ impl Home {
         self.is_current(node, id) && self.state.turns.get(&id.run).is_some_and(|turn| !turn.is_settled())
     }
 
-    /// Tells a resident to forget an attempt: its end is in the log, or it is void. An attempt at a message that this
-    /// log does not have is evidence that the log went back, and is kept.
+    /// Tells a resident to forget an attempt: its end is in the log, or it is void. An attempt that this log does not
+    /// know of yet is evidence that the log went back, and is kept.
     pub(super) fn forget(&self, step: &mut Step, node: NodeId, id: AttemptId, may_run: bool) {
-        if id.channel != self.state.id || id.run > self.state.message {
+        let ahead = self.state.turns.get(&id.run).is_some_and(|turn| turn.attempt < id.attempt);
+        if id.channel != self.state.id || id.run > self.state.message || ahead {
             return;
         }
         if may_run {
@@ -143,12 +154,22 @@ impl Home {
         step.effects.push(Effect::Send(node, Message::FinishedAck { id }, Vec::new()));
     }
 
-    /// Asks for a run's events from where we stand, and for what became of it.
-    pub(super) fn reconcile(&self, step: &mut Step, id: AttemptId) {
+    fn asked(&self, run: MessageId, turn: &Turn) -> Asked {
+        let have = self.runs.get(&run).map_or(0, |progress| progress.events);
+        Asked { id: self.attempt_id(run, turn), have, seen: turn.seen, payload: Some(turn.payload) }
+    }
+
+    /// Asks for a run's events from where we stand, and for what became of it. Once for each place while the link is
+    /// up: every frame behind a gap leads here, and each answer repeats all that follows it.
+    pub(super) fn reconcile(&mut self, step: &mut Step, id: AttemptId) {
         let Some(turn) = self.state.turns.get(&id.run) else { return };
-        let have = self.runs.get(&id.run).map_or(0, |progress| progress.events);
-        let attempts = vec![Asked { id, have, seen: turn.seen }];
-        step.effects.push(Effect::Send(turn.node, Message::Reconcile { attempts }, Vec::new()));
+        let (node, attempts) = (turn.node, vec![self.asked(id.run, turn)]);
+        if let Some(progress) = self.runs.get_mut(&id.run)
+            && progress.asked_from.replace(progress.events) == Some(progress.events)
+        {
+            return;
+        }
+        step.effects.push(Effect::Send(node, Message::Reconcile { attempts }, Vec::new()));
     }
 
     pub(super) fn events(
@@ -187,6 +208,9 @@ impl Home {
         if turn.is_settled() || turn.asked.contains(&ask.id) {
             return;
         }
+        if ask.id.len() > ASK_ID_LEN_MAX {
+            return self.fail(step, context, id, "the turn asks something that no answer could name");
+        }
         let member = turn.member;
         let open = self
             .state
@@ -221,6 +245,9 @@ impl Home {
         auth: Auth,
     ) {
         let Some(node) = self.state.turns.get(&id.run).map(|turn| turn.node) else { return };
+        if session.as_ref().is_some_and(|session| session.len() > SESSION_LEN_MAX) {
+            return self.fail(step, context, id, "the resident names a session that no delivery could carry");
+        }
         let progress = self.runs.entry(id.run).or_insert_with(|| RunProgress::new(id.attempt));
         if (progress.events, progress.length, progress.hash()) != end {
             if progress.events >= end.0 {
@@ -236,15 +263,12 @@ impl Home {
         step.effects.push(Effect::Send(node, Message::FinishedAck { id }, Vec::new()));
     }
 
-    pub(super) fn journal_synced(&mut self, step: &mut Step, run: MessageId, length: u64) {
-        let Some(turn) = self.state.turns.get(&run) else { return };
+    pub(super) fn journal_synced(&mut self, step: &mut Step, run: MessageId, attempt: Attempt, length: u64) {
+        // Late news may be of an earlier attempt's journal.
+        let Some(turn) = self.state.turns.get(&run).filter(|turn| turn.attempt == attempt) else { return };
         let id = self.attempt_id(run, turn);
         let node = turn.node;
         let Some(progress) = self.runs.get_mut(&run) else { return };
-        if length > progress.length {
-            // It tells of the journal of an earlier attempt.
-            return;
-        }
         let before = progress.synced;
         while let Some((end, events)) = progress.unsynced.front().copied() {
             if end > length {
@@ -269,13 +293,17 @@ impl Home {
             }
             return;
         }
-        let accepted = turn.phase == TurnPhase::Accepted;
+        let (accepted, tries) = (turn.phase == TurnPhase::Accepted, turn.tries);
+        let began = self.runs.get(&id.run).is_some_and(|progress| progress.events > 0);
         let unproven = match verdict {
             Verdict::Known => {
                 if stop {
                     step.effects.push(Effect::Send(node, Message::Stop { id }, Vec::new()));
                 }
                 return self.send_answers(step, node, Some(id.run));
+            }
+            Verdict::NeverStarted | Verdict::Absent { proven: true } if began => {
+                Some("the resident says that the attempt never began, but events of it are here".to_owned())
             }
             Verdict::NeverStarted => None,
             // What was accepted and is gone was forgotten on somebody's word: that it never ran does not follow.
@@ -293,6 +321,9 @@ impl Home {
         match unproven {
             // It was to stop, so nobody is asked whether it shall run again.
             error if stop => self.abandon(step, context, id, error),
+            None if tries >= TRIES_MAX => {
+                self.hold(step, context, id, format!("it never began in {tries} tries"));
+            }
             None => self.retry(step, context, id.run),
             Some(reason) => self.hold(step, context, id, reason),
         }
@@ -314,8 +345,10 @@ impl Home {
             let id = AttemptId { channel: self.state.id, run: *run, attempt: *attempt };
             let answer = Answer { choice: choice.clone(), text: text.clone() };
             let digest = ask.action.as_ref().map(|action| Hash::of(action.as_bytes()));
-            let message = Message::Answer { id, ask: ask.id.clone(), answer, digest };
-            step.effects.push(Effect::Send(node, message, Vec::new()));
+            let message = Message::Answer { id, ask: ask.id.clone(), digest };
+            let answer = serde_json::to_vec(&answer);
+            debug_assert!(answer.is_ok(), "answers serialize: {answer:?}");
+            step.effects.push(Effect::Send(node, message, answer.unwrap_or_default()));
         }
     }
 

@@ -11,13 +11,29 @@ use crate::time::Millis;
 /// A round waits this long for participants that cannot run.
 pub const ROUND_WAIT_MS: u64 = 10 * 60 * 1000;
 
+/// Entries in a step from which on no further round is closed in it: a step is written whole, as part of one batch.
+const STEP_ENTRIES_MAX: usize = 128;
+
 impl Home {
-    /// Closes rounds that wait for nobody.
+    /// Closes rounds that wait for nobody, as many as one step may.
     pub(super) fn finish_rounds(&mut self, step: &mut Step, context: &mut Context<'_>) {
         let done = self.state.rounds.iter().filter(|(_, round)| round.waiting.is_empty());
-        for root in done.map(|(root, _)| *root).collect::<Vec<_>>() {
+        let done = done.map(|(root, _)| *root).take(STEP_ENTRIES_MAX).collect();
+        self.close_rounds(step, context, done);
+    }
+
+    fn close_rounds(&mut self, step: &mut Step, context: &mut Context<'_>, roots: Vec<MessageId>) {
+        for root in roots {
+            if step.entries.len() >= STEP_ENTRIES_MAX {
+                return;
+            }
             self.close_round(step, context, root);
         }
+    }
+
+    /// Whether there are rounds that no step has had room for yet.
+    pub(super) fn has_finished_rounds(&self) -> bool {
+        self.state.rounds.values().any(|round| round.waiting.is_empty())
     }
 
     pub(super) fn close_round(&mut self, step: &mut Step, context: &mut Context<'_>, root: MessageId) {
@@ -45,9 +61,8 @@ impl Home {
     pub(super) fn close_stuck_rounds(&mut self, step: &mut Step, context: &mut Context<'_>) {
         let now = context.now.mono;
         let over = self.stuck.iter().filter(|(_, since)| now - **since >= ROUND_WAIT_MS);
-        for root in over.map(|(root, _)| *root).collect::<Vec<_>>() {
-            self.close_round(step, context, root);
-        }
+        let over = over.map(|(root, _)| *root).take(STEP_ENTRIES_MAX).collect();
+        self.close_rounds(step, context, over);
     }
 
     /// Notes since when a round waits only for participants that cannot run: paused, killed, held or out of reach.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::super::state::{Queued, Turn};
 use super::{Cited, Context, Effect, History, Home, OpError, RunProgress, Step};
 use crate::api::{ApiError, Code};
-use crate::entry::{Auth, Body, MemberKind, Routed};
+use crate::entry::{Auth, Body, MemberKind, MemberSpec, Routed};
 use crate::id::{Attempt, Handle, Hash, MemberId, MessageId};
 use crate::link::{AttemptId, Message};
 use crate::payload::{self, PayloadInput, PayloadMessage, PayloadReference};
@@ -16,6 +16,12 @@ pub const BATCH_LEN_MAX: usize = 64;
 
 /// Messages that a payload cites at most, over its whole batch.
 pub const REFERENCES_MAX: usize = 16;
+
+/// Files that go with one delivery at most, those of cited messages included: all are named in its head.
+pub const FILES_MAX: usize = 64;
+
+/// Files of one batch; cited messages have the rest. More waits for the next turn.
+const BATCH_FILES_MAX: usize = 40;
 
 impl Home {
     pub(super) fn route(
@@ -124,7 +130,12 @@ impl Home {
             attachments: &cited.attachments,
         });
         let messages = messages.collect::<Vec<_>>();
-        let fit = payload::batch_fit(messages.iter().copied()).max(1).min(messages.len());
+        let mut files = 0;
+        let few = messages.iter().take_while(|message| {
+            files += message.attachments.len();
+            files <= BATCH_FILES_MAX
+        });
+        let fit = payload::batch_fit(few.copied()).max(1).min(messages.len());
         let cites = self.cites(context.history, texts.get(..fit).unwrap_or_default());
         let references = cites.iter().map(|(message, cited)| PayloadReference {
             message: *message,
@@ -149,13 +160,16 @@ impl Home {
     pub(super) fn cites(&self, history: &dyn History, batch: &[(&Queued, Cited)]) -> Vec<(MessageId, Cited)> {
         let mut known = batch.iter().map(|(queued, _)| queued.message).collect::<BTreeSet<_>>();
         let mut cites = Vec::new();
+        let mut files = FILES_MAX.saturating_sub(batch.iter().map(|(_, cited)| cited.attachments.len()).sum());
         for (queued, cited) in batch {
             let refs = route::mention::scan(&cited.text).refs;
             for message in queued.results.iter().copied().chain(cited.reply_to).chain(refs) {
                 if cites.len() < REFERENCES_MAX
                     && known.insert(message)
-                    && let Some(cited) = self.cited(history, message)
+                    && let Some(mut cited) = self.cited(history, message)
                 {
+                    cited.attachments.truncate(files);
+                    files -= cited.attachments.len();
                     cites.push((message, cited));
                 }
             }
@@ -183,7 +197,8 @@ impl Home {
         let message = Message::Deliver {
             id: self.attempt_id(run, turn),
             member: turn.member,
-            spec: member.spec.clone(),
+            // What it runs on is all that a resident needs.
+            spec: MemberSpec { devices: Vec::new(), ..member.spec.clone() },
             name: self.state.draft.name.as_str().to_owned(),
             session: member.session.clone(),
             payload: turn.payload,

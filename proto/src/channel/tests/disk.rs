@@ -58,6 +58,12 @@ impl Log {
         self.entries.push(entry);
     }
 
+    /// A backup from before is put back.
+    pub fn restore(&mut self, len: usize) {
+        let entries = std::mem::take(self).entries;
+        entries.into_iter().take(len).for_each(|entry| self.append(entry));
+    }
+
     /// Folds what is on disk, by way of the bytes that would stand there.
     pub fn fold(&self) -> State {
         let mut lines = self.entries.iter().map(|entry| {

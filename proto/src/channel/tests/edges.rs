@@ -1,6 +1,9 @@
 //! Corners of the home and of the resident that seeds reach seldom, each put there by hand.
 
-use super::super::{Card, Effect, Input, Op, QUEUE_LEN_MAX, ROUND_WAIT_MS, TurnPhase};
+use super::super::{
+    ANSWER_LEN_MAX, CWD_LEN_MAX, Card, Effect, FILES_MAX, Input, MEMBERS_MAX, MODEL_LEN_MAX, Op, QUEUE_LEN_MAX,
+    ROUND_WAIT_MS, TurnPhase,
+};
 use super::harness::{Act, approval, question};
 use super::world::{ANA, World, post};
 use crate::api::Code;
@@ -579,7 +582,289 @@ fn the_results_of_a_round_stand_alone_in_a_batch() {
     assert!(sizes.iter().all(|size| *size == 1), "{sizes:?}");
 }
 
+// ---- a box that may never come back ----
+
+#[test]
+fn a_turn_whose_box_is_away_can_be_given_up() {
+    let mut world = World::new(1, 1);
+    world.add("elk", 1);
+    world.script("elk", hang());
+    world.says("elk", "second");
+    let first = world.post("@elk work");
+    world.run();
+    let second = world.post("@elk then this");
+    let run = world.core().state().turns.keys().next().copied().expect("a turn");
+    assert_eq!(world.does(dropped(run)).expect_err("it can be asked").code, Code::NotFound);
+    world.cut(1);
+    assert_eq!(world.does(released(run)).expect_err("it is not held").code, Code::NotFound);
+    world.does(dropped(run)).expect("given up");
+    assert!(world.core().state().turns.is_empty() && world.core().state().cards.is_empty());
+    // When it comes back after all, what still runs is stopped, and the next waits for that.
+    world.heal_links();
+    let batches = world.oracle.starts.iter().map(|start| start.messages.clone()).collect::<Vec<_>>();
+    assert_eq!(batches, [vec![first], vec![second]]);
+    assert_eq!(world.finished().len(), 1);
+    assert_eq!(world.finished()[0].2, "second");
+    world.check_quiet();
+}
+
+#[test]
+fn removing_a_member_whose_box_is_away_ends_its_turn() {
+    let mut world = World::new(1, 2);
+    let elk = world.add("elk", 1);
+    world.add("gnu", 2);
+    world.script("elk", hang());
+    world.says("gnu", "mine");
+    world.post("@elk @gnu compare");
+    world.run();
+    world.cut(1);
+    world.does(Op::MemberRemove(elk)).expect("removed");
+    assert!(world.core().state().turns.is_empty());
+    assert_eq!(world.count("round-closed"), 1);
+    world.heal();
+    assert!(world.boxes[1].turns.is_empty());
+    world.check_quiet();
+}
+
+// ---- a log that went back ----
+
+#[test]
+fn a_log_from_before_the_end_runs_nothing_twice() {
+    for journals in [false, true] {
+        let mut world = World::new(1, 1);
+        world.add("elk", 1);
+        world.says("elk", "the answer");
+        world.post("@elk work");
+        world.run();
+        world.crash_home(false);
+        let started = world.bodies().position(|body| matches!(body, Body::TurnStarted { .. })).expect("a start");
+        world.restore_log(started + 1);
+        if !journals {
+            world.home.runs.clear();
+        }
+        world.heal();
+        assert_eq!(world.oracle.starts.len(), 1);
+        assert_eq!(world.holds().len(), usize::from(!journals), "a person is asked unless the end is here");
+        assert_eq!(world.finished().len(), usize::from(journals));
+        world.check_quiet();
+    }
+}
+
+#[test]
+fn a_log_from_before_the_next_try_takes_that_one_up() {
+    let (mut world, card) = held();
+    let before = world.home.log.entries.len();
+    world.script("elk", hang());
+    world.does(released(card)).expect("released");
+    assert_eq!(world.oracle.starts.len(), 2);
+    world.crash_home(false);
+    world.restore_log(before);
+    world.heal_links();
+    world.does(released(card)).expect("released once more");
+    assert_eq!(world.oracle.starts.len(), 2, "the second try still runs: it is known by its number and its payload");
+    world.heal();
+    assert_eq!(world.finished().len(), 1);
+    world.check_quiet();
+}
+
+#[test]
+fn a_number_that_is_given_twice_does_not_take_the_old_answer_for_the_new() {
+    for (ends, cut) in [(false, false), (true, false), (false, true), (true, true)] {
+        let mut world = World::new(1, 1);
+        world.add("elk", 1);
+        let before = world.home.log.entries.len();
+        world.script("elk", if ends { vec![Act::Say("old".to_owned())] } else { hang() });
+        world.post("@elk the old question");
+        while world.oracle.starts.is_empty() {
+            world.talk_once();
+        }
+        world.crash_home(false);
+        if ends {
+            world.run();
+        }
+        world.restore_log(before);
+        world.home.runs.clear();
+        world.oracle.starts.clear();
+        world.restart_home();
+        world.connect(1);
+        world.home_hears(1);
+        world.says("elk", "new");
+        world.post("@elk the new question");
+        if cut {
+            world.cut(1);
+            world.home.runs.clear();
+        }
+        world.heal_links();
+        let [card] = world.holds()[..] else { panic!("a person is asked") };
+        world.does(released(card)).expect("released");
+        assert_eq!(world.finished().len(), 1);
+        assert_eq!(world.finished()[0].2, "new", "ends: {ends}, cut: {cut}");
+        assert_eq!(world.oracle.starts.len(), 1);
+    }
+}
+
+// ---- what frames can hold ----
+
+#[test]
+fn what_became_of_many_turns_is_asked_in_several_frames() {
+    let mut world = World::new(1, 1);
+    let node = Some(world.boxes[1].node);
+    for n in 1..MEMBERS_MAX {
+        let spec = super::world::spec(&format!("m{n}"), crate::entry::MemberKind::Agent, node);
+        world.ask(ANA, Op::MemberAdd { spec, client: None });
+    }
+    for n in 1..MEMBERS_MAX {
+        world.ask(ANA, post(&format!("@m{n} work"), None));
+    }
+    world.sync_all();
+    assert_eq!(world.core().state().turns.len(), MEMBERS_MAX - 1);
+    world.cut(1);
+    world.connect(1);
+    world.home_hears(1);
+    let asked = world.links[1].to_resident.iter().filter_map(|(message, _)| match message {
+        Message::Reconcile { attempts } => Some(attempts.len()),
+        _ => None,
+    });
+    assert_eq!(asked.sum::<usize>(), MEMBERS_MAX - 1);
+    world.run();
+    assert_eq!(world.finished().len(), MEMBERS_MAX - 1);
+}
+
+#[test]
+fn a_batch_with_very_many_files_comes_in_several_turns() {
+    let mut world = World::new(1, 1);
+    let elk = world.add("elk", 1);
+    world.script("elk", hang());
+    world.post("@elk work");
+    world.run();
+    let file = |n: usize| Attachment { name: "\"".repeat(255), size: u64::MAX >> 40, hash: Hash::of(&n.to_be_bytes()) };
+    for n in 0..24 {
+        let text = format!("@elk file {n} like #{} and #{}", 4 + n / 2, 3 + n / 3);
+        let said = Post { text, attachments: (0..8).map(|i| file(8 * n + i)).collect(), ..Post::default() };
+        world.ask(ANA, Op::Post { post: said, client: None, run: None });
+    }
+    world.sync_all();
+    world.does(Op::MemberInterrupt(elk)).expect("stopped");
+    world.run();
+    let heads = world.oracle.starts.iter().map(|start| start.files.len()).collect::<Vec<_>>();
+    assert!(heads.iter().all(|files| *files <= FILES_MAX), "{heads:?}");
+    assert!(world.member("elk").queue.is_empty());
+    assert_eq!(world.oracle.starts.iter().map(|start| start.messages.len()).sum::<usize>(), 25);
+    world.check_quiet();
+}
+
+#[test]
+fn settings_and_answers_fit_their_frames() {
+    let mut world = World::new(1, 1);
+    let elk = world.add("elk", 1);
+    let configure =
+        |model: Option<String>, cwd: Option<String>| Op::MemberConfigure { member: elk, model, policy: None, cwd };
+    for (model, cwd, code) in [
+        (Some("m".repeat(MODEL_LEN_MAX + 1)), None, Code::Limit),
+        (None, Some("/".repeat(CWD_LEN_MAX + 1)), Code::Limit),
+        (Some("a\nb".to_owned()), None, Code::Invalid),
+        (None, Some("/a\0".to_owned()), Code::Invalid),
+    ] {
+        assert_eq!(world.does(configure(model.clone(), cwd.clone())).expect_err("refused").code, code);
+        let mut spec = super::world::spec("fox", crate::entry::MemberKind::Agent, Some(world.boxes[1].node));
+        (spec.model, spec.cwd) = (model, cwd);
+        assert_eq!(world.does(Op::MemberAdd { spec, client: None }).expect_err("refused").code, code);
+    }
+    world.does(configure(Some("m".repeat(MODEL_LEN_MAX)), Some("\"".repeat(CWD_LEN_MAX)))).expect("as long as may be");
+    world.script("elk", vec![Act::Ask(question("q", &["yes"])), Act::End(Status::Completed, "so".to_owned())]);
+    world.post("@elk work");
+    world.run();
+    let card = world.questions()[0];
+    let say = |text: String| Op::Answer(card, Answer { choice: vec!["yes".to_owned()], text: Some(text) });
+    // A control character takes six bytes of JSON.
+    let refused = world.does(say("\u{1}".repeat(ANSWER_LEN_MAX / 6))).expect_err("too long");
+    assert_eq!(refused.code, Code::Limit);
+    world.does(say("\u{1}".repeat(ANSWER_LEN_MAX / 6 - 100))).expect("just fits");
+    assert_eq!(world.finished()[0].2, "so");
+}
+
+#[test]
+fn very_many_rounds_that_end_at_once_are_closed_in_several_steps() {
+    const ROUNDS: usize = 600;
+    let batch_max = crate::log::BATCH_ENTRIES_MAX;
+    for removed in [false, true] {
+        let mut world = World::new(1, 2);
+        world.add("elk", 1);
+        let gnu = world.add("gnu", 2);
+        world.cut(1);
+        world.cut(2);
+        for n in 0..ROUNDS {
+            world.ask(ANA, post(&format!("@elk @gnu round {n}"), None));
+        }
+        world.sync_all();
+        world.connect(1);
+        world.run();
+        assert_eq!(world.finished().len(), ROUNDS, "@elk has answered all of them");
+        assert_eq!(world.core().state().rounds.len(), ROUNDS);
+        if removed {
+            world.ask(ANA, Op::MemberRemove(gnu));
+        } else {
+            // The home was down for a while, too: now all of them have waited as long.
+            world.crash_home(false);
+            world.restart_home();
+            world.connect(1);
+            world.run();
+        }
+        let mut steps = 0;
+        while let Some(due) = world.core().poll_timeout() {
+            world.now.mono = world.now.mono.max(due);
+            world.feed_home(Input::Timeout);
+            let longest = world.home.pending.iter().map(|step| step.entries.len()).max();
+            assert!(longest.is_none_or(|len| len < batch_max), "{longest:?}");
+            world.sync_all();
+            steps += 1;
+            assert!(steps < ROUNDS);
+        }
+        assert!(world.core().state().rounds.is_empty());
+        assert_eq!(world.count("round-closed"), ROUNDS);
+        world.heal();
+        world.check_quiet();
+    }
+}
+
 // ---- the rest ----
+
+#[test]
+fn a_clock_that_was_told_wrong_stops_no_channel() {
+    let mut world = World::new(1, 1);
+    world.add("elk", 1);
+    world.home.lamport = crate::id::Lamport(0);
+    world.post("@elk work");
+    world.run();
+    assert_eq!(world.finished().len(), 1);
+    world.check_quiet();
+}
+
+#[test]
+fn a_late_sync_of_an_earlier_try_s_journal_says_nothing_of_the_next_one_s() {
+    let (mut world, card) = held();
+    let run = world.core().state().turns.keys().next().copied().expect("a turn");
+    world.script("elk", vec![Act::Say("a longer text than the first".to_owned()), Act::Hang]);
+    world.ask(ANA, released(card));
+    world.talk();
+    world.admit(1);
+    world.talk();
+    let id = *world.boxes[1].turns.keys().next().expect("the next try");
+    while world.play(1, id) {}
+    while world.pump(1, id) {}
+    while world.home_hears(1) {}
+    world.sync_all();
+    let length = world.core().run(run).expect("a run").length();
+    assert!(length > 0);
+    // Nothing of it is synced yet; the shell's news are of the journal before.
+    let acks = |world: &World| {
+        world.links[1].to_resident.iter().filter(|(message, _)| matches!(message, Message::EventsAck { .. })).count()
+    };
+    world.feed_home(Input::JournalSynced { run, attempt: crate::id::Attempt(1), length });
+    assert_eq!(acks(&world), 0);
+    world.sync_journal(run, id.attempt);
+    assert_eq!(acks(&world), 1);
+}
 
 #[test]
 fn the_answer_to_a_request_goes_before_what_it_started() {
@@ -664,4 +949,14 @@ fn a_resident_that_lost_its_journal_has_its_turns_held() {
     assert!(state.turns.values().all(|turn| matches!(turn.phase, TurnPhase::Held(_))));
     assert!(state.cards.values().any(|card| matches!(card, Card::HeldTurn { .. })));
     assert!(state.members.values().all(|member| member.queue.len() < QUEUE_LEN_MAX));
+}
+
+#[test]
+fn last_person_of_a_channel_stays_and_is_no_program() {
+    let mut world = World::new(1, 1);
+    for op in [Op::MemberRemove, Op::MemberPause, Op::MemberResume, Op::MemberKill, Op::MemberRevive] {
+        let refused = world.does(op(ANA)).expect_err("a person is no program, and the last one stays");
+        assert_eq!(refused.code, Code::Refused, "{refused:?}");
+    }
+    world.post("still here");
 }

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::super::{Ask, Effect, Home, Input, JournalAppend, Op, RunProgress, Step};
+use super::disk::File;
+use super::net::check_fits;
 use super::world::{Saved, World};
 use crate::entry::Body;
 use crate::id::{Attempt, MessageId};
@@ -77,7 +79,7 @@ impl World {
 
     fn tell_synced(&mut self, run: MessageId, attempt: Attempt) {
         let length = self.home.runs.get(&(run, attempt)).map_or(0, |file| file.synced as u64);
-        self.feed_home(Input::JournalSynced { run, length });
+        self.feed_home(Input::JournalSynced { run, attempt, length });
     }
 
     fn commit(&mut self, step: Step) -> Vec<Effect> {
@@ -90,6 +92,9 @@ impl World {
     fn write_journals(&mut self, journals: &[JournalAppend]) {
         for append in journals {
             let file = self.home.runs.entry((append.run, append.attempt)).or_default();
+            if append.at == 0 && self.home.went_back {
+                *file = File::default();
+            }
             assert_eq!(file.bytes.len() as u64, append.at, "a journal is appended to where it ends");
             assert_eq!(file.lines().count() as u64, append.first, "the index is the line's number");
             file.bytes.extend_from_slice(&append.lines);
@@ -122,6 +127,7 @@ impl World {
                         }
                         _ => tail,
                     };
+                    check_fits(&message, &tail);
                     if let Message::EventsAck { id, upto } = &message {
                         let file = self.home.runs.get(&(id.run, id.attempt));
                         let durable = file.map_or(0, |file| {
@@ -150,6 +156,29 @@ impl World {
 
     /// The home's process dies, its own resident with it. Of what was on its way to disk, some has arrived.
     pub fn crash_home(&mut self, reboot: bool) {
+        self.stop_writing();
+        self.home.faulted = false;
+        if reboot {
+            let mut rng = self.rng.clone();
+            self.home.runs.values_mut().for_each(|file| file.lose_unsynced(&mut rng));
+            self.rng = rng;
+        }
+        for b in 0..self.boxes.len() {
+            self.cut(b);
+            self.boxes[b].late_there.clear();
+        }
+        self.crash_resident(0, reboot);
+    }
+
+    /// The log takes no writes, and the home is dropped; links stay up, and what comes on them meets nobody.
+    pub fn fault_home(&mut self) {
+        self.note("HOME fault");
+        self.see("a log stopped");
+        self.stop_writing();
+        self.home.faulted = true;
+    }
+
+    fn stop_writing(&mut self) {
         let waiting = self.home.pending.len() as u64;
         for _ in 0..self.below(waiting + 1) {
             let Some(step) = self.home.pending.pop_front() else { break };
@@ -165,14 +194,7 @@ impl World {
         }
         self.home.pending.clear();
         self.home.core = None;
-        if reboot {
-            let mut rng = self.rng.clone();
-            self.home.runs.values_mut().for_each(|file| file.lose_unsynced(&mut rng));
-            self.rng = rng;
-        }
         self.asked.retain(|_, request| matches!(request.op, Op::Post { client: Some(_), .. }));
-        (0..self.boxes.len()).for_each(|b| self.cut(b));
-        self.crash_resident(0, reboot);
     }
 
     pub fn restart_home(&mut self) {
@@ -190,7 +212,19 @@ impl World {
         }
         self.home.lamport = state.lamport;
         self.home.core = Some(Home::new(state, self.home.node, runs));
-        self.restart_resident(0);
+        if !std::mem::take(&mut self.home.faulted) {
+            return self.restart_resident(0);
+        }
+        // The links are up as before. Each side is told anew of the other: what ended meanwhile was never acknowledged.
+        for b in 0..self.boxes.len() {
+            if !self.links[b].up {
+                continue;
+            }
+            if let Some(mark) = self.links[b].mark {
+                self.feed_home(Input::LinkUp(self.boxes[b].node, mark));
+            }
+            self.greet(b);
+        }
     }
 
     /// Posts whose answer never came are posted again, under the same id.

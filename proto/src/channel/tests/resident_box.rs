@@ -6,6 +6,7 @@ use ed25519_dalek::SigningKey;
 
 use super::disk::File;
 use super::harness::{Act, FakeTurn, Start, messages_of};
+use super::net::check_fits;
 use super::world::World;
 use crate::crypto::sign::{AcceptedContent, FinishedContent, device_id};
 use crate::entry::{Auth, JournalMark, Policy};
@@ -39,6 +40,9 @@ pub struct ResidentBox {
     pub asking: Vec<AttemptId>,
     pub turns: BTreeMap<AttemptId, FakeTurn>,
     pub pumps: BTreeMap<AttemptId, Pump>,
+    /// Frames of long ago, for this box and from it.
+    pub late_here: Vec<(Message, Vec<u8>)>,
+    pub late_there: Vec<(Message, Vec<u8>)>,
 }
 
 impl ResidentBox {
@@ -57,6 +61,8 @@ impl ResidentBox {
             asking: Vec::new(),
             turns: BTreeMap::new(),
             pumps: BTreeMap::new(),
+            late_here: Vec::new(),
+            late_there: Vec::new(),
         }
     }
 
@@ -123,6 +129,7 @@ impl World {
     }
 
     fn send_home(&mut self, b: usize, message: Message) {
+        check_fits(&message, &[]);
         if self.links[b].up {
             self.links[b].to_home.push_back((message, Vec::new()));
         }
@@ -303,6 +310,9 @@ impl World {
         state.asking.clear();
         state.turns.clear();
         state.pumps.clear();
+        // No frame outlives the process that reads it.
+        state.late_here.clear();
+        state.late_there.clear();
         if reboot {
             state.boot += 1;
             state.journal.lose_unsynced(&mut rng);
@@ -337,7 +347,13 @@ impl World {
             RunEvidence { events: journal.events(), length: journal.length(), journal: Some(journal.hash()), ended }
         };
         let boot = format!("boot-{}", state.boot);
-        state.core = Some(Resident::restore(&state.journal.bytes, boot, evidence).expect("a sound journal"));
+        let core = Resident::restore(&state.journal.bytes, boot, evidence).expect("a sound journal");
+        // The crash may have come between the record that forgets a run and the removal of its journal.
+        state.runs.retain(|id, _| core.open().any(|(open, _)| open == id));
+        state.core = Some(match self.mood.places {
+            Some(places) => core.with_places(places),
+            None => core,
+        });
         self.note(format!("{b}: restarted"));
         self.connect(b);
     }

@@ -19,7 +19,7 @@ use crate::event::Status;
 use crate::id::{Attempt, ChannelName, ClientId, Handle, Hash, Lamport, MemberId, MessageId, NodeId, OrgId};
 use crate::time::{Millis, Now};
 
-/// Steps that a failure prints.
+/// Steps that a failure prints, of a seed that is not looked at alone.
 const TRACE_LEN: usize = 40;
 
 /// The home's box.
@@ -34,6 +34,10 @@ pub struct HomeBox {
     pub pending: VecDeque<Step>,
     /// Its effects are being acted on: what they lead to comes after them.
     pub busy: bool,
+    /// Its log takes no writes; the process and its links live on.
+    pub faulted: bool,
+    /// A backup of its log was put back.
+    pub went_back: bool,
 }
 
 /// What somebody asked for.
@@ -57,8 +61,14 @@ pub struct Mood {
     pub improvise: bool,
     /// Percent of admissions that are refused.
     pub refuse: u64,
-    /// Percent of deliveries that arrive twice.
+    /// Percent of frames that arrive twice.
     pub twice: u64,
+    /// Percent of frames before which the link breaks and comes back.
+    pub flaps: u64,
+    /// Whether frames come again long after, or for the first time after their link is gone.
+    pub late: bool,
+    /// Attempts that a resident has places for.
+    pub places: Option<usize>,
 }
 
 pub struct World {
@@ -77,8 +87,12 @@ pub struct World {
     pub answers: BTreeMap<Ticket, Result<Ask, OpError>>,
     pub saved: BTreeMap<ClientId, Saved>,
     pub acked: BTreeMap<crate::link::AttemptId, u64>,
+    /// How much of each journal at the home was compared with what its harness wrote.
+    pub compared: BTreeMap<(MessageId, Attempt), usize>,
     pub seen: BTreeSet<&'static str>,
     next_ticket: u64,
+    /// Whether every step is printed.
+    pub loud: bool,
     trace: VecDeque<String>,
 }
 
@@ -98,6 +112,8 @@ impl World {
             runs: BTreeMap::new(),
             pending: VecDeque::new(),
             busy: false,
+            faulted: false,
+            went_back: false,
         };
         let boxes = keys.into_iter().enumerate().map(|(n, key)| ResidentBox::new(n, key)).collect::<Vec<_>>();
         let links = boxes.iter().map(|_| Link::default()).collect();
@@ -115,8 +131,10 @@ impl World {
             answers: BTreeMap::new(),
             saved: BTreeMap::new(),
             acked: BTreeMap::new(),
+            compared: BTreeMap::new(),
             seen: BTreeSet::new(),
             next_ticket: 0,
+            loud: false,
             trace: VecDeque::new(),
         };
         world.create();
@@ -173,10 +191,17 @@ impl World {
     }
 
     pub fn note(&mut self, what: impl Into<String>) {
-        if self.trace.len() == TRACE_LEN {
+        if self.trace.len() >= TRACE_LEN && !self.loud {
             self.trace.pop_front();
         }
         self.trace.push_back(what.into());
+    }
+
+    /// The home's log is as it was once.
+    pub fn restore_log(&mut self, len: usize) {
+        self.home.log.restore(len);
+        self.home.went_back = true;
+        self.acked.clear();
     }
 
     pub fn see(&mut self, state: &'static str) {
@@ -189,7 +214,10 @@ impl World {
     pub fn ask(&mut self, by: MemberId, op: Op) -> Ticket {
         self.next_ticket += 1;
         let ticket = Ticket(self.next_ticket);
-        self.asked.insert(ticket, Request { by, op: op.clone() });
+        // What nobody hears, only clients that know how repeat.
+        if self.home.core.is_some() || matches!(op, Op::Post { client: Some(_), .. }) {
+            self.asked.insert(ticket, Request { by, op: op.clone() });
+        }
         self.feed_home(Input::Op { ticket, by: Some(by), auth: Auth::Home, op });
         ticket
     }

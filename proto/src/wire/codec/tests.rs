@@ -33,7 +33,10 @@ fn any_message() -> impl Strategy<Value = Message> {
             auth: Auth::Home,
         }),
         prop::collection::vec(any::<u64>(), 0..20).prop_map(|counts| Message::Reconcile {
-            attempts: counts.into_iter().map(|have| Asked { id: id(), have, seen: Some(mark()) }).collect(),
+            attempts: counts
+                .into_iter()
+                .map(|have| Asked { id: id(), have, seen: Some(mark()), payload: None })
+                .collect(),
         }),
         ".{0,20}".prop_map(|reason| Message::Report { verdicts: vec![(id(), Verdict::Ambiguous { reason })] }),
         any::<u64>().prop_map(|from| Message::OrgGet { from: Seq(from) }),
