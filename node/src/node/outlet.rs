@@ -39,4 +39,11 @@ impl Outlet {
         }
         self.net.send_lane(to, lane, message, tail).await.map_err(|_| Closed)
     }
+
+    /// Says that nothing more follows on a lane for now.
+    pub fn end_lane(&self, to: NodeId, lane: Lane) {
+        if to != self.me {
+            self.net.end_lane(to, lane);
+        }
+    }
 }

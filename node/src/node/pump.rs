@@ -93,7 +93,11 @@ impl Pump {
                     let sent =
                         self.outlet.send_lane(self.home, Lane::Turn(self.id), self.finished(end), Vec::new()).await;
                     finished = sent.is_ok();
-                    if !finished {
+                    if finished {
+                        // Left open it would stay for its idle time, and a link has only so many lanes: the turns of a
+                        // busy half minute used them up.
+                        self.outlet.end_lane(self.home, Lane::Turn(self.id));
+                    } else {
                         place = None;
                     }
                 }

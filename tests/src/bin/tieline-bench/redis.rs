@@ -46,7 +46,14 @@ impl Redis {
             tokio::time::sleep(Duration::from_millis(1)).await;
             last = Connection::open(port).await;
         }
-        last?.append().await?;
+        let mut connection = last?;
+        // It answers before it has read its file, and then refuses.
+        while let Err(error) = connection.append().await {
+            if !error.to_string().contains("LOADING") {
+                return Err(error);
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
         Ok(Some((redis, began.elapsed())))
     }
 
