@@ -76,3 +76,33 @@ fn a_journal_that_an_entry_names_is_synced_before_it() {
     assert_eq!(durable(&reports), [] as [u64; 0], "the entry must not be there without the journal it names");
     assert_eq!(open(&disk.crash(1), "lobby").1.len(), 1);
 }
+
+#[test]
+fn a_copy_goes_on_where_a_full_disk_stopped_it() {
+    let home_disk = disk();
+    let mut home = core(&home_disk);
+    let sealed = |home: &mut Core, seq: u64| match &commits(home, [commit("lobby", seq, [seq])])[..] {
+        [Report::Durable { logs, .. }] => logs[0].1.bytes().to_vec(),
+        reports => panic!("{reports:?}"),
+    };
+    let (first, second) = (sealed(&mut home, 1), sealed(&mut home, 2));
+    let disk = disk();
+    let (empty, _) = open(&disk, "lobby");
+    let mut copy = core(&disk);
+    all(&mut copy, [Command::Add(Box::new(OpenedLog { keep: Keep::Copy, ..empty }))]);
+    let lines =
+        |token, bytes: &[u8]| Commit { token, lines: vec![(log("lobby"), bytes.to_vec())], ..Commit::default() };
+    assert_eq!(durable(&commits(&mut copy, [lines(1, &first)])), [1]);
+    disk.set_capacity(Some(0));
+    let reports = commits(&mut copy, [lines(2, &second)]);
+    assert_eq!(failed(&reports), [(2, "disk full".to_owned())]);
+
+    disk.set_capacity(None);
+    let reports = all(&mut copy, [Command::Reopen(Target::Log(log("lobby")))]);
+    assert!(
+        matches!(reports[..], [Report::LogReopened { head, .. }] if head.seq == Seq(1)),
+        "it stands where the disk does: {reports:?}"
+    );
+    assert_eq!(durable(&commits(&mut copy, [lines(3, &second)])), [3]);
+    assert_eq!(open(&disk, "lobby").0.head, open(&home_disk, "lobby").0.head);
+}

@@ -318,7 +318,7 @@ impl Core {
         let batch = held.synced(result)?;
         let (segment, end) = held.place()?;
         self.views.advance(log, batch.head, segment, end);
-        let Batch { bytes, items, hashes, first, head } = batch;
+        let Batch { bytes, items, hashes, first, head, .. } = batch;
         let at = Checkpoint { head, segment, at: end };
         Some(Done { batch: Arc::new(SealedBatch::new(first, bytes, hashes, head)), found: (items, at) })
     }

@@ -58,6 +58,8 @@ pub(super) struct Batch {
     pub first: Seq,
     /// The log's head behind it.
     pub head: Head,
+    /// Of copied lines, the log's head before them: whoever checked them stands behind them already.
+    before: Option<Head>,
 }
 
 /// Why a log takes no writes, and what is to be done about it.
@@ -204,7 +206,8 @@ impl Log {
         }
         *verifier = checked;
         let first = before.seq.next();
-        self.batch = Batch { bytes, items: found, hashes: Vec::new(), first, head: verifier.head() };
+        let head = verifier.head();
+        self.batch = Batch { bytes, items: found, hashes: Vec::new(), first, head, before: Some(before) };
         Ok(Undo::Lines(before))
     }
 
@@ -220,7 +223,7 @@ impl Log {
     /// Seals the open batch and writes it. Gives what has to be synced: the segment, and its folder when it is new. After a failure the log is stopped and the batch forgotten: it is not whole
     /// on disk, so nobody can take it for saved.
     pub fn write(&mut self, disk: &dyn Disk, layout: &Layout, key: &SigningKey) -> Result<Vec<Arc<SyncFile>>, Reason> {
-        let before = self.head();
+        let before = self.batch.before.unwrap_or_else(|| self.head());
         let written = self.try_write(disk, layout, key);
         written.inspect_err(|reason| {
             self.batch = Batch::default();
