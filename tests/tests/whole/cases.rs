@@ -62,10 +62,10 @@ fn case_s2_program_that_forks_and_fails_has_failed_and_its_child_is_gone() {
 }
 
 /// Bytes that one turn prints: more than the node may hold at a time.
-const LONG_RUN: usize = 96 << 20;
+const LONG_RUN: usize = 256 << 20;
 
 /// The most memory, in KiB, that a node may need for a run that is longer than it.
-const RSS_KIB_MAX: u64 = 80 << 10;
+const RSS_KIB_MAX: u64 = 128 << 10;
 
 fn resident_kib(node: &Node) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", node.pid())).expect("it runs");
