@@ -362,6 +362,7 @@ impl Node {
                 channel.revive(home, head);
                 tracing::info!(channel = %id.short(), "the channel takes writes again");
                 self.greet(id);
+                self.greet_residents();
             }
             Err(reason) => {
                 if let Some(channel) = self.channels.get_mut(&id) {

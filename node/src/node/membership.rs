@@ -300,9 +300,10 @@ impl Node {
         }
     }
 
-    /// A node says where it listens. False when it has greeted so often that this is passed over.
+    /// A node says where it listens. False when it has greeted so often that this is passed over; the first greeting on a
+    /// link never is, for without it the link would be of no use.
     pub(super) fn greeted(&mut self, node: NodeId, addrs: &[String]) -> bool {
-        if !self.membership.may_greet(node) {
+        if !self.membership.may_greet(node) && self.peers.contains_key(&node) {
             tracing::debug!(node = %node.short(), "a greeting too many");
             return false;
         }

@@ -8,6 +8,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tieline_proto::crypto::keys::DeviceKeys;
 use tieline_proto::crypto::sign::FinishedContent;
@@ -17,10 +18,13 @@ use tieline_proto::id::{Hash, NodeId};
 use tieline_proto::link::{AttemptId, Lane, Message};
 use tokio::sync::{mpsc, watch};
 
-use super::outlet::Outlet;
+use super::outlet::{Closed, Outlet};
 
 /// Bytes of events in one frame: large enough to pay for a frame, small enough to share a link.
 const CHUNK_LEN: usize = 60 * 1024;
+
+/// Pause before a link that has too many lanes is tried again.
+const BUSY_PAUSE: Duration = Duration::from_millis(250);
 
 /// Longest chunk: one event line and its LF always fit.
 const CHUNK_LEN_MAX: usize = EVENT_LEN_MAX + 1;
@@ -83,8 +87,9 @@ impl Pump {
                 if at.offset < written {
                     match self.send_chunk(at, written).await {
                         Ok(()) => {}
+                        Err(Unsent::Busy) => tokio::time::sleep(BUSY_PAUSE).await,
                         // The link is gone, or the journal cannot be read: the home asks again when it can.
-                        Err(reason) => {
+                        Err(Unsent::Lost(reason)) => {
                             tracing::debug!(run = %self.id.run, %reason, "events wait for their home");
                             place = None;
                         }
@@ -93,7 +98,9 @@ impl Pump {
                     let sent =
                         self.outlet.send_lane(self.home, Lane::Turn(self.id), self.finished(end), Vec::new()).await;
                     finished = sent.is_ok();
-                    if finished {
+                    if matches!(sent, Err(Closed::Busy)) {
+                        tokio::time::sleep(BUSY_PAUSE).await;
+                    } else if finished {
                         // Left open it would stay for its idle time, and a link has only so many lanes: the turns of a
                         // busy half minute used them up.
                         self.outlet.end_lane(self.home, Lane::Turn(self.id));
@@ -152,13 +159,16 @@ impl Pump {
         }
     }
 
-    async fn send_chunk(&self, at: &mut Place, written: u64) -> Result<(), String> {
-        let lines = at.read(written).await.map_err(|error| error.to_string())?;
+    async fn send_chunk(&self, at: &mut Place, written: u64) -> Result<(), Unsent> {
+        let lines = at.read(written).await.map_err(|error| Unsent::Lost(error.to_string()))?;
         let count = lines.iter().filter(|byte| **byte == b'\n').count() as u64;
         let length = lines.len() as u64;
         let message = Message::Events { id: self.id, first: at.index };
         let sent = self.outlet.send_lane(self.home, Lane::Turn(self.id), message, lines).await;
-        sent.map_err(|error| error.to_string())?;
+        sent.map_err(|error| match error {
+            Closed::Busy => Unsent::Busy,
+            Closed::Gone => Unsent::Lost(error.to_string()),
+        })?;
         at.index += count;
         at.offset += length;
         Ok(())
@@ -174,6 +184,14 @@ impl Pump {
         };
         Message::Finished { id: self.id, events, length, journal, session, auth }
     }
+}
+
+/// Why a chunk was not sent.
+enum Unsent {
+    /// There is no room now; there will be.
+    Busy,
+    /// Somebody has to ask again.
+    Lost(String),
 }
 
 /// Where in the journal a pump stands.

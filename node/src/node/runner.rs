@@ -106,14 +106,15 @@ impl Runner {
             tokio::select! {
                 // Orders first: a harness that floods must still be stoppable.
                 biased;
-                Some(order) = orders.recv() => {
+                order = orders.recv() => {
                     let told = match order {
-                        Order::Abandon => return,
-                        Order::Interrupt => {
+                        // Nobody is there to give orders any more: the loop has let go of this attempt.
+                        None | Some(Order::Abandon) => return,
+                        Some(Order::Interrupt) => {
                             let _ = commands.send(Command::Interrupt).await;
                             News::Stopped(id, home)
                         }
-                        Order::Answer { ask, answer, digest } => {
+                        Some(Order::Answer { ask, answer, digest }) => {
                             // What was approved must be what would be done: the action's own bytes decide.
                             // What is answered already, or was never asked, needs nothing more.
                             if let Some(expected) = approvals.get(&ask).copied() {

@@ -15,6 +15,7 @@ use tieline_proto::payload;
 use tieline_proto::turn::{Admission, Effect, Input, Refusal, Resident, ResidentStep};
 use tokio::sync::{mpsc, watch};
 
+use super::attempts::{note_failure, open_resident};
 use super::files::Files;
 use super::pump::{self, End, Pump};
 use super::runner::{self, News, Runner};
@@ -54,6 +55,16 @@ struct Written {
 struct Running {
     orders: mpsc::Sender<runner::Order>,
     member: MemberId,
+}
+
+impl Running {
+    /// Gives an order. None may be lost: the home is told that it was done.
+    fn order(&self, order: runner::Order) {
+        if let Err(mpsc::error::TrySendError::Full(order)) = self.orders.try_send(order) {
+            let orders = self.orders.clone();
+            tokio::spawn(async move { orders.send(order).await });
+        }
+    }
 }
 
 /// The owner's word on an attempt.
@@ -182,16 +193,14 @@ impl Node {
                 }
                 Effect::Send(home, message) => self.send_home(home, message, Vec::new()),
                 Effect::Interrupt(id, home) => match self.turns.runners.get(&id) {
-                    Some(running) => drop(running.orders.try_send(runner::Order::Interrupt)),
+                    Some(running) => running.order(runner::Order::Interrupt),
                     None => {
                         self.turns.stops.insert(id);
                         self.send_home(home, Message::StopOk { id }, Vec::new());
                     }
                 },
                 Effect::Answer { id, home, ask, answer, digest } => match self.turns.runners.get(&id) {
-                    Some(running) => {
-                        drop(running.orders.try_send(runner::Order::Answer { ask, answer, digest }));
-                    }
+                    Some(running) => running.order(runner::Order::Answer { ask, answer, digest }),
                     None => self.send_home(home, Message::AnswerOk { id, ask }, Vec::new()),
                 },
                 Effect::Kill(channel, member) => {
@@ -421,7 +430,9 @@ impl Node {
         }
         self.abandon_turns();
         self.turns.runners.clear();
-        match super::attempts::open_resident(self.reader.layout()) {
+        let noted = note_failure(self.reader.layout()).map_err(|error| error.to_string());
+        let opened = noted.and_then(|()| open_resident(self.reader.layout()).map_err(|error| error.to_string()));
+        match opened {
             Ok((resident, journal, length, first)) => {
                 self.turns.resident = resident;
                 self.turns.journal = journal;
@@ -433,7 +444,7 @@ impl Node {
                 }
             }
             Err(error) => {
-                self.turns.stopped = Some(error.to_string());
+                self.turns.stopped = Some(error);
                 self.reopen_at.get_or_insert_with(|| tokio::time::Instant::now() + super::REOPEN_EVERY);
                 return;
             }
@@ -442,6 +453,11 @@ impl Node {
         for id in self.channels.keys().copied().collect::<Vec<_>>() {
             self.greet(id);
         }
+        self.greet_residents();
+    }
+
+    /// Asks every resident, this node's own too, to tell again what has ended and what it has no word on.
+    pub(super) fn greet_residents(&mut self) {
         self.resident(Input::LinkUp(self.me));
         for node in self.peers.keys().copied().collect::<Vec<_>>() {
             let hello = self.hello();
