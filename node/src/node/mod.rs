@@ -30,6 +30,7 @@ mod outlet;
 mod pairing;
 mod ports;
 mod pump;
+mod receipt;
 mod remote;
 mod runner;
 mod tokens;
@@ -120,6 +121,8 @@ struct Forwarded {
     until: Instant,
     /// What to say that this node is to the channel.
     role: Option<ChannelRole>,
+    /// The channel that it posts to.
+    posts_to: Option<ChannelId>,
 }
 
 /// What one part of this node says to another, in order.
