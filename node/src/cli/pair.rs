@@ -19,7 +19,7 @@ use crate::node::offline;
 use super::client::{Client, Said, read};
 use super::member::PolicyArg;
 use super::table::{columns, span};
-use super::{Context, Done, Exit};
+use super::{Context, Done, Exit, Out};
 
 mod qr;
 
@@ -85,11 +85,25 @@ pub async fn pair(context: &Context, args: Pair) -> Done {
     let (call, _) = client.open(Request::PairOffer { role, channels: args.channel }).await?;
     let (typed, mut lines) = mpsc::channel(1);
     let mut typed = Some(typed);
+    let mut listening = true;
+    let mut confirmed = false;
     loop {
         let step = tokio::select! {
             step = next_step(&mut client, call) => step?,
-            Some(digits) = lines.recv() => {
-                client.send(Request::PairConfirm { digits }).await?;
+            line = lines.recv(), if listening => {
+                match line {
+                    Some(digits) => {
+                        confirmed = true;
+                        client.send(Request::PairConfirm { digits }).await?;
+                    }
+                    // The refusal that comes of it is how the command ends.
+                    None if !confirmed => {
+                        listening = false;
+                        context.out.note("stdin ended before six digits came: the offer is taken back");
+                        client.send(Request::PairCancel {}).await?;
+                    }
+                    None => listening = false,
+                }
                 continue;
             }
             _ = tokio::signal::ctrl_c() => {
@@ -103,7 +117,7 @@ pub async fn pair(context: &Context, args: Pair) -> Done {
         if matches!(step, Some(PairStep::Claim { .. }))
             && let Some(typed) = typed.take()
         {
-            read_digits(typed);
+            read_digits(typed, context.out);
         }
     }
 }
@@ -226,17 +240,29 @@ pub fn report(context: &Context, step: Option<&PairStep>) -> Result<Option<Done>
     })
 }
 
-/// Reads a line of stdin on a thread of its own: it may never come.
-fn read_digits(typed: mpsc::Sender<String>) {
+/// Reads lines of stdin on a thread of its own: they may never come.
+fn read_digits(typed: mpsc::Sender<String>, out: Out) {
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines() {
             let Ok(line) = line else { return };
-            let digits: String = line.chars().filter(char::is_ascii_digit).collect();
-            if !digits.is_empty() && typed.blocking_send(digits).is_err() {
-                return;
+            match six_digits(&line) {
+                Some(digits) => {
+                    if typed.blocking_send(digits).is_err() {
+                        return;
+                    }
+                }
+                None if line.trim().is_empty() => {}
+                // It costs no try.
+                None => out.note("the digits are six, as the device shows them"),
             }
         }
     });
+}
+
+/// The six digits of a line, whatever a person put between them.
+fn six_digits(line: &str) -> Option<String> {
+    let digits: String = line.chars().filter(char::is_ascii_digit).collect();
+    (digits.len() == 6).then_some(digits)
 }
 
 fn read_link() -> Result<String, ApiError> {
@@ -250,4 +276,18 @@ fn read_link() -> Result<String, ApiError> {
         return Err(ApiError::new(Code::Invalid, "no link came on stdin").hint("on the other box: tieline pair"));
     }
     Ok(link.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_six_digits_are_sent() {
+        assert_eq!(six_digits(" 123 456\r").as_deref(), Some("123456"));
+        assert_eq!(six_digits("123-456").as_deref(), Some("123456"));
+        for line in ["", "12345", "1234567", "y", "abcdef"] {
+            assert_eq!(six_digits(line), None, "{line:?}");
+        }
+    }
 }
