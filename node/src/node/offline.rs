@@ -1,5 +1,6 @@
 //! What a data folder can do without a running node: found an org, show it, be enrolled in another one.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use rand_chacha::ChaCha20Rng;
@@ -18,6 +19,9 @@ use crate::consent::{Consent, Grant};
 use crate::data_dir::DataDir;
 use crate::net::pair::{self, JoinConfig, JoinError};
 use crate::store::Layout;
+
+/// The file that stands in a data folder while the other side may enrol it.
+const JOINING: &str = "joining";
 
 /// The org of a data folder, founded if there is none.
 ///
@@ -46,7 +50,7 @@ pub async fn join(
     link: &str,
     name: Option<String>,
     residency: Option<Residency>,
-    show: impl FnMut(PairStep) + Send,
+    mut show: impl FnMut(PairStep) + Send,
 ) -> Result<PairStep, ApiError> {
     let _held = DataDir::open(&config.data).map_err(|error| super::up::explain(&error.into()))?;
     let layout = Layout::new(&config.data);
@@ -54,9 +58,19 @@ pub async fn join(
     let opened = folder::open_org(&layout, keys.device()).map_err(|error| super::up::explain(&error))?;
     let link = check_link(link, opened.as_ref().map(|opened| &opened.org), keys.device())?;
     let name = name.unwrap_or_else(|| config.name.clone());
-    let joined = match enrol(config, Arc::clone(&keys), link, name, show).await {
+    let begun = |step: PairStep| {
+        // From here on the other side may enrol this box, whatever becomes of this process.
+        if let Err(error) = std::fs::write(config.data.join(JOINING), "") {
+            tracing::warn!(%error, "that a join has begun cannot be noted");
+        }
+        show(step);
+    };
+    let joined = match enrol(config, Arc::clone(&keys), link, name, begun).await {
         Ok(joined) => joined,
-        Err(reason) => return Ok(PairStep::Refused { reason }),
+        Err(reason) => {
+            take_unfinished(&config.data);
+            return Ok(PairStep::Refused { reason });
+        }
     };
     let step = PairStep::Enrolled {
         device: keys.device(),
@@ -64,7 +78,16 @@ pub async fn join(
         org: joined.org.fingerprint().to_string(),
     };
     adopt(&layout, &keys, &joined, residency.as_ref())?;
+    take_unfinished(&config.data);
     Ok(step)
+}
+
+/// What the box's owner should know of a join that was begun in a data folder and did not end. It is told once.
+pub(super) fn take_unfinished(data: &Path) -> Option<String> {
+    std::fs::remove_file(data.join(JOINING)).ok()?;
+    let what = "a join was begun here and not finished: this box is not in the other box's org, which may list it all \
+                the same; pair the two again: tieline pair there, tieline join here";
+    Some(what.to_owned())
 }
 
 /// Reads a pairing link, and says whether a box with this org may follow it.
@@ -140,4 +163,18 @@ pub(super) fn adopt(
         _ => folder::keep_joined(layout, keys, joined, before.as_ref()),
     };
     kept.map_err(|error| failed(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_join_that_died_is_told_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert_eq!(take_unfinished(folder.path()), None);
+        std::fs::write(folder.path().join(JOINING), "").expect("written");
+        assert!(take_unfinished(folder.path()).expect("told").contains("not finished"));
+        assert_eq!(take_unfinished(folder.path()), None);
+    }
 }
