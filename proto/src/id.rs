@@ -1,5 +1,6 @@
 //! Identifiers: newtypes with one checked way in and one printed form out.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -261,6 +262,13 @@ impl Handle {
     /// The text.
     #[must_use]
     pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+// Both order and hash as the text alone: a map of handles is asked by a text that need not be one.
+impl Borrow<str> for Handle {
+    fn borrow(&self) -> &str {
         &self.0
     }
 }

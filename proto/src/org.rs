@@ -173,6 +173,8 @@ pub struct Org {
     lamport: Lamport,
     epoch: Epoch,
     devices: BTreeMap<DeviceId, Device>,
+    /// Whose each Noise key is, those of revoked devices included.
+    noise: BTreeMap<NoiseKey, DeviceId>,
     /// By channel, the epochs in order.
     channels: BTreeMap<ChannelId, Vec<ChannelTerm>>,
 }
@@ -246,8 +248,8 @@ impl Org {
     /// The device, not revoked, that has a Noise key.
     #[must_use]
     pub fn by_noise(&self, noise: &NoiseKey) -> Option<(DeviceId, &Device)> {
-        let mut live = self.devices.iter().filter(|(_, device)| device.revoked.is_none());
-        live.find(|(_, device)| device.noise == *noise).map(|(id, device)| (*id, device))
+        let id = *self.noise.get(noise)?;
+        Some((id, self.live(&id)?))
     }
 
     /// All devices that were ever enrolled, by id.
@@ -325,12 +327,13 @@ impl Org {
             return Err(OrgError::Name(name.to_owned()));
         }
         // Keys of revoked devices stay used up: a revocation must not be undone by enrolling the same key again.
-        if self.devices.iter().any(|(id, other)| *id == device || other.noise == noise) || device == self.root {
+        if self.devices.contains_key(&device) || self.noise.contains_key(&noise) || device == self.root {
             return Err(OrgError::Enrolled { device });
         }
         let name = name.to_owned();
         let certificate = certificate.to_owned();
         self.devices.insert(device, Device { noise, role, name, certificate, serial, depth, revoked: None });
+        self.noise.insert(noise, device);
         self.home.get_or_insert(device);
         Ok(())
     }

@@ -54,6 +54,13 @@ pub const OFFERS_WINDOW_MS: u64 = 600_000;
 /// code makes way for a newcomer.
 pub const GUESTS_MAX: usize = 4;
 
+/// Streams that showed the code and left it at that before the offer ends: whoever holds a photograph of the link could
+/// keep the operator's device out with them.
+pub const IN_VAIN_MAX: u32 = 8;
+
+/// Times that the claimant may come again before the offer ends: each asks the operator anew.
+pub const CLAIMS_MAX: u32 = 8;
+
 /// Longest chain that a device takes, in bytes: more than ten thousand entries.
 pub const CHAIN_LEN_MAX: usize = 16 * 1024 * 1024;
 
@@ -70,10 +77,12 @@ pub enum Reason {
     WrongDigits,
     /// Nobody typed the digits in time.
     DigitsTimeout,
-    /// Two devices claimed the offer: somebody else has the link.
+    /// Two devices claimed the offer, or somebody kept its places taken: somebody else has the link.
     Raced,
     /// The operator took the offer back, or made a new one.
     Cancelled,
+    /// The device whose digits were typed was gone by then.
+    DeviceGone,
     /// The host could not enrol the device.
     NotEnrolled,
     /// What the host sent is not the org of the link.
@@ -92,6 +101,7 @@ impl fmt::Display for Reason {
             Self::DigitsTimeout => "digits_timeout",
             Self::Raced => "raced",
             Self::Cancelled => "cancelled",
+            Self::DeviceGone => "device_gone",
             Self::NotEnrolled => "not_enrolled",
             Self::BadOrg => "bad_org",
             Self::Other => "other",

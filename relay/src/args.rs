@@ -33,9 +33,25 @@ pub struct Args {
     /// Log JSON, one record a line
     #[arg(long)]
     pub json: bool,
+
+    // What a relay that forwards will take. It is named here so that whoever gives it is told, and not served less
+    // than was asked for.
+    #[arg(long, hide = true)]
+    http: Option<String>,
+    #[arg(long, hide = true)]
+    allow: Vec<String>,
+    #[arg(long, hide = true)]
+    open: bool,
 }
 
 impl Args {
+    /// The first option given that this version does not serve.
+    #[must_use]
+    pub fn unserved(&self) -> Option<&'static str> {
+        let given = [("--http", self.http.is_some()), ("--allow", !self.allow.is_empty()), ("--open", self.open)];
+        given.into_iter().find(|(_, given)| *given).map(|(option, _)| option)
+    }
+
     /// The folder of the key.
     ///
     /// # Errors

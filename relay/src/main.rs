@@ -5,12 +5,14 @@
 //! | module | is |
 //! |---|---|
 //! | `args` | the command line |
+//! | `crowd` | the share of connections that one host has |
 //! | `key` | the transport key on disk |
 //! | `ready` | the ready file |
 //! | `records` | announcements kept, within bounds |
 //! | `server` | the swarm and its loop |
 
 mod args;
+mod crowd;
 mod key;
 mod ready;
 mod records;
@@ -18,10 +20,18 @@ mod server;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 fn main() -> ExitCode {
     let args = args::Args::parse();
+    if let Some(option) = args.unserved() {
+        args::Args::command()
+            .error(
+                clap::error::ErrorKind::ArgumentConflict,
+                format!("{option} is not served by this version: it lets nodes find each other and forwards nothing"),
+            )
+            .exit();
+    }
     args.init_logs();
     match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => match runtime.block_on(server::run(&args)) {

@@ -39,7 +39,13 @@ impl ReadyFile {
         let mut name = self.path.file_name().unwrap_or_default().to_owned();
         name.push(format!(".{}", std::process::id()));
         let beside = self.path.with_file_name(name);
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(&beside)?;
+        // What stands there under our number is a dead run's, or a link that somebody put into a shared folder.
+        if let Err(error) = fs::remove_file(&beside)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            return Err(error);
+        }
+        let mut file = OpenOptions::new().write(true).create_new(true).open(&beside)?;
         file.write_all(content.to_string().as_bytes())?;
         file.write_all(b"\n")?;
         fs::rename(&beside, &self.path)?;
@@ -75,5 +81,18 @@ mod tests {
         assert!(content["version"].is_string());
         drop(ready);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_link_that_stands_in_the_way_is_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, precious) = (folder.path().join("ready.json"), folder.path().join("precious"));
+        fs::write(&precious, "precious").unwrap();
+        let beside = folder.path().join(format!("ready.json.{}", std::process::id()));
+        std::os::unix::fs::symlink(&precious, beside).unwrap();
+        let mut ready = ReadyFile::new(&path).unwrap();
+        ready.write(&[]).unwrap();
+        assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
+        assert!(path.is_file() && !path.is_symlink());
     }
 }

@@ -21,6 +21,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, interval, timeout};
 
 use crate::args::{Args, default_listen};
+use crate::crowd;
 use crate::key;
 use crate::ready::ReadyFile;
 use crate::records::{KEYS_MAX, Records};
@@ -90,6 +91,7 @@ fn doing(what: &'static str) -> impl FnOnce(io::Error) -> RelayError {
 #[derive(NetworkBehaviour)]
 struct Behaviour {
     limits: connection_limits::Behaviour,
+    crowd: crowd::Behaviour,
     identify: identify::Behaviour,
     ping: ping::Behaviour,
     kad: kad::Behaviour<MemoryStore>,
@@ -175,9 +177,7 @@ impl Relay {
             }
             SwarmEvent::Behaviour(BehaviourEvent::Identify(identify::Event::Received { peer_id, info, .. })) => {
                 if info.protocols.contains(&KAD_PROTOCOL) {
-                    for addr in info.listen_addrs.into_iter().take(ADDRS_MAX) {
-                        self.swarm.behaviour_mut().kad.add_address(&peer_id, addr);
-                    }
+                    replace_addrs(&mut self.swarm.behaviour_mut().kad, peer_id, info.listen_addrs);
                 }
                 false
             }
@@ -275,6 +275,7 @@ fn swarm(keypair: &Keypair, transport: Boxed<(PeerId, StreamMuxerBox)>) -> Swarm
         .with_agent_version("tieline-relay".to_owned());
     let behaviour = Behaviour {
         limits: connection_limits::Behaviour::new(limits),
+        crowd: crowd::Behaviour::default(),
         identify: identify::Behaviour::new(identify),
         ping: ping::Behaviour::default(),
         kad,
@@ -283,6 +284,38 @@ fn swarm(keypair: &Keypair, transport: Boxed<(PeerId, StreamMuxerBox)>) -> Swarm
         .with_idle_connection_timeout(IDLE_TIMEOUT)
         .with_max_negotiating_inbound_streams(NEGOTIATING_MAX);
     Swarm::new(transport, behaviour, peer, config)
+}
+
+/// Has the routing table know a peer by these addresses and no others: identify tells anew whatever changed, and a
+/// peer that told others each time would grow its entry, and the answers that name it, without bound.
+fn replace_addrs(kad: &mut kad::Behaviour<MemoryStore>, peer: PeerId, addrs: impl IntoIterator<Item = Multiaddr>) {
+    let addrs = addrs.into_iter().filter_map(|addr| addr.with_p2p(peer).ok());
+    let addrs: Vec<_> = addrs.take(ADDRS_MAX).collect();
+    if addrs.is_empty() {
+        return;
+    }
+    let entry = kad.kbucket(peer).and_then(|bucket| {
+        let entry = bucket.iter().find(|entry| *entry.node.key.preimage() == peer)?;
+        Some(entry.node.value.iter().cloned().collect::<Vec<_>>())
+    });
+    match entry {
+        Some(known) => {
+            for addr in &addrs {
+                kad.add_address(&peer, addr.clone());
+            }
+            // Only now: an entry without an address is removed, and would come back as a new peer.
+            for addr in known.iter().filter(|addr| !addrs.contains(addr)) {
+                kad.remove_address(&peer, addr);
+            }
+        }
+        None => {
+            // One that waits for a place in a full bucket is not shown.
+            kad.remove_peer(&peer);
+            for addr in addrs {
+                kad.add_address(&peer, addr);
+            }
+        }
+    }
 }
 
 /// Whether an address is of a private network or of this box alone.
@@ -316,5 +349,32 @@ fn listen_error(error: TransportError<io::Error>) -> io::Error {
         TransportError::MultiaddrNotSupported(_) => {
             io::Error::new(io::ErrorKind::Unsupported, "no transport for this kind of address")
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threat_w5_a_peer_s_addresses_are_replaced_not_gathered() {
+        let own = PeerId::random();
+        let mut kad = kad::Behaviour::with_config(own, MemoryStore::new(own), kad::Config::new(KAD_PROTOCOL));
+        let peer = PeerId::random();
+        let told = |round: usize| {
+            let port = move |at: usize| 1000 + 20 * round + at;
+            (0..20).map(move |at| format!("/ip4/203.0.113.9/tcp/{}", port(at)).parse::<Multiaddr>().unwrap())
+        };
+        for round in 0..100 {
+            replace_addrs(&mut kad, peer, told(round));
+        }
+        let bucket = kad.kbucket(peer).unwrap();
+        let entry = bucket.iter().find(|entry| *entry.node.key.preimage() == peer).unwrap();
+        let known: Vec<_> = entry.node.value.iter().cloned().collect();
+        let last: Vec<_> = told(99).take(ADDRS_MAX).map(|addr| addr.with_p2p(peer).unwrap()).collect();
+        assert_eq!(known, last);
+        // Nothing usable is no news.
+        replace_addrs(&mut kad, peer, None);
+        assert!(kad.kbucket(peer).unwrap().iter().any(|entry| *entry.node.key.preimage() == peer));
     }
 }

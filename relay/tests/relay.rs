@@ -99,6 +99,16 @@ fn a_busy_port_is_said_and_not_shared() {
     assert!(said.contains(&format!("listening on {port}")) && said.contains("in use"), "{said}");
 }
 
+#[test]
+fn what_is_not_served_yet_is_refused_with_words() {
+    for option in [&["--http", "127.0.0.1:0"][..], &["--allow", "486476ce"], &["--open"]] {
+        let refused = Command::new(env!("CARGO_BIN_EXE_tieline-relay")).args(option).output().unwrap();
+        assert_eq!(refused.status.code(), Some(2));
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(said.contains(option[0]) && said.contains("forwards nothing"), "{said}");
+    }
+}
+
 fn peer_of(addr: &Multiaddr) -> PeerId {
     match addr.iter().last() {
         Some(libp2p::multiaddr::Protocol::P2p(peer)) => peer,

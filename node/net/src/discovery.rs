@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use libp2p::kad::store::RecordStore;
+use libp2p::kad::store::{MemoryStore, RecordStore};
 use libp2p::kad::{
     self, GetClosestPeersError, GetClosestPeersOk, GetProvidersOk, InboundRequest, QueryId, QueryResult,
 };
@@ -152,9 +152,7 @@ impl Discovery {
             return;
         }
         let usable = info.listen_addrs.into_iter().filter(|addr| guard.check(addr).is_ok());
-        for addr in usable.take(ADDRS_PER_PEER_MAX) {
-            swarm.behaviour_mut().kad.add_address(&peer_id, addr);
-        }
+        replace_addrs(&mut swarm.behaviour_mut().kad, peer_id, usable);
     }
 
     /// A connection was made; perhaps to an entrance.
@@ -299,4 +297,63 @@ fn key(topic: &Topic) -> kad::RecordKey {
 
 fn has_peers(swarm: &mut Swarm<Behaviour>) -> bool {
     swarm.behaviour_mut().kad.kbuckets().any(|bucket| bucket.num_entries() > 0)
+}
+
+/// Has the routing table know a peer by these addresses and no others: identify tells anew whatever changed, and a
+/// peer that told others each time would grow its entry, and the answers that name it, without bound.
+fn replace_addrs(kad: &mut kad::Behaviour<MemoryStore>, peer: PeerId, addrs: impl IntoIterator<Item = Multiaddr>) {
+    let addrs = addrs.into_iter().filter_map(|addr| addr.with_p2p(peer).ok());
+    let addrs: Vec<_> = addrs.take(ADDRS_PER_PEER_MAX).collect();
+    if addrs.is_empty() {
+        return;
+    }
+    let entry = kad.kbucket(peer).and_then(|bucket| {
+        let entry = bucket.iter().find(|entry| *entry.node.key.preimage() == peer)?;
+        Some(entry.node.value.iter().cloned().collect::<Vec<_>>())
+    });
+    match entry {
+        Some(known) => {
+            for addr in &addrs {
+                kad.add_address(&peer, addr.clone());
+            }
+            // Only now: an entry without an address is removed, and would come back as a new peer.
+            for addr in known.iter().filter(|addr| !addrs.contains(addr)) {
+                kad.remove_address(&peer, addr);
+            }
+        }
+        None => {
+            // One that waits for a place in a full bucket is not shown.
+            kad.remove_peer(&peer);
+            for addr in addrs {
+                kad.add_address(&peer, addr);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threat_w5_a_peer_s_addresses_are_replaced_not_gathered() {
+        let own = PeerId::random();
+        let mut kad = kad::Behaviour::with_config(own, MemoryStore::new(own), kad::Config::new(KAD_PROTOCOL));
+        let peer = PeerId::random();
+        let told = |round: usize| {
+            let port = move |at: usize| 1000 + 20 * round + at;
+            (0..20).map(move |at| format!("/ip4/203.0.113.9/tcp/{}", port(at)).parse::<Multiaddr>().unwrap())
+        };
+        for round in 0..100 {
+            replace_addrs(&mut kad, peer, told(round));
+        }
+        let bucket = kad.kbucket(peer).unwrap();
+        let entry = bucket.iter().find(|entry| *entry.node.key.preimage() == peer).unwrap();
+        let known: Vec<_> = entry.node.value.iter().cloned().collect();
+        let last: Vec<_> = told(99).take(ADDRS_PER_PEER_MAX).map(|addr| addr.with_p2p(peer).unwrap()).collect();
+        assert_eq!(known, last);
+        // Nothing usable is no news.
+        replace_addrs(&mut kad, peer, None);
+        assert!(kad.kbucket(peer).unwrap().iter().any(|entry| *entry.node.key.preimage() == peer));
+    }
 }

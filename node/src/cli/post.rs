@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use tieline_proto::api::{ApiError, Code, Posted, Request};
 use tieline_proto::channel::ATTACHMENTS_MAX;
 use tieline_proto::id::{ClientId, MessageId};
+use tieline_proto::log::verify_receipt;
 use tieline_proto::text;
 use tokio::time::Instant;
 
@@ -104,6 +105,7 @@ pub async fn run(context: &Context, args: Post) -> Done {
     };
     let answer = send(&dial, &mut client, request).await?;
     let posted: Posted = read(answer.clone())?;
+    check_receipt(&posted)?;
     let out = context.out;
     if !out.json {
         out.text(&receipt(context, &posted))?;
@@ -180,6 +182,17 @@ fn channel_and_text(
         ApiError::new(Code::Invalid, "the text from stdin is not UTF-8").hint("send it as a file with --attach")
     })?;
     Ok((channel, text))
+}
+
+/// "Saved" is said of what can be proved.
+fn check_receipt(posted: &Posted) -> Result<(), ApiError> {
+    let why = match verify_receipt(&posted.receipt) {
+        Ok(proof) if proof.seq == posted.seq => return Ok(()),
+        Ok(_) => "it is of another entry".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    let what = format!("the receipt proves nothing ({why}): whether the post was saved is not known");
+    Err(ApiError::new(Code::Internal, what).hint("tieline tail CHANNEL"))
 }
 
 /// `#12 saved, to gpu and ops`.

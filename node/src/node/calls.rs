@@ -554,6 +554,7 @@ impl Node {
             _ => None,
         };
         let shows = matches!(request, Request::ChannelShow { .. });
+        let posts_to = auth.is_some().then_some(id);
         let call = self.next_call;
         self.next_call += 1;
         let mut tail = json!({ "request": request });
@@ -574,7 +575,7 @@ impl Node {
         let until = Instant::now() + ANSWER_WAIT;
         // The far side answers with what it is to the channel; asked here, it is what this node is.
         let role = shows.then(|| self.role_elsewhere());
-        self.forwarded.insert(call, Forwarded { node: home, reply: Some(reply), feed, until, role });
+        self.forwarded.insert(call, Forwarded { node: home, reply: Some(reply), feed, until, role, posts_to });
     }
 
     /// "This box" means the asking one, also when the home is another.

@@ -31,6 +31,7 @@ mod outlet;
 mod pairing;
 mod ports;
 mod pump;
+mod receipt;
 mod remote;
 mod runner;
 mod snapshot;
@@ -123,6 +124,8 @@ struct Forwarded {
     until: Instant,
     /// What to say that this node is to the channel.
     role: Option<ChannelRole>,
+    /// The channel that it posts to.
+    posts_to: Option<ChannelId>,
 }
 
 /// What one part of this node says to another, in order.

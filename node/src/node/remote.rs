@@ -12,13 +12,14 @@ use tieline_proto::crypto::sign;
 use tieline_proto::entry::{Auth, Draft, Post};
 use tieline_proto::id::{ChannelId, ClientId, MemberId, MessageId, NodeId};
 use tieline_proto::link::{Agent, Lane, Message};
+use tieline_proto::log::Proof;
 use tieline_proto::wire::frame::TAIL_LEN_MAX;
 use tieline_proto::wire::json::{self as gate, Limits};
 use tokio::sync::mpsc;
 
 use super::calls::frame_text;
 use super::feed::Feed;
-use super::{Done, FeedTo, Forwarded, Node, ReplyTo, Work};
+use super::{Done, FeedTo, Forwarded, Node, ReplyTo, Work, receipt};
 use crate::handle::Caller;
 
 /// Highest version of the link's messages that this node speaks.
@@ -319,7 +320,16 @@ impl Node {
                 if let (Some(role), Some(channel)) = (forwarded.role, value.as_object_mut()) {
                     channel.insert("role".to_owned(), json!(role));
                 }
-                Ok(value)
+                let org = self.membership.org();
+                // A post that was sent again may have been saved before the channel moved.
+                let is_home = |channel: &ChannelId, proof: &Proof| {
+                    let mut terms = org.into_iter().flat_map(|org| org.terms(channel));
+                    proof.home == node || terms.any(|term| (term.home, term.epoch) == (proof.home, proof.epoch))
+                };
+                match forwarded.posts_to {
+                    Some(channel) => receipt::check(&value, channel, |proof| is_home(&channel, proof)).map(|()| value),
+                    None => Ok(value),
+                }
             }
             Some(Answer::Error(error)) => Err(error),
             None => Err(ApiError::new(Code::Internal, "the home's answer cannot be read")),

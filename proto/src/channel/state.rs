@@ -229,7 +229,7 @@ impl State {
     /// The live member with a handle.
     #[must_use]
     pub fn by_handle(&self, handle: &str) -> Option<(MemberId, &Member)> {
-        let id = *self.handles.iter().find(|(known, _)| known.as_str() == handle)?.1;
+        let id = *self.handles.get(handle)?;
         Some((id, self.members.get(&id)?))
     }
 

@@ -6,6 +6,7 @@ mod codor;
 mod disk;
 mod edges;
 mod fold;
+mod handles;
 mod harness;
 mod home_box;
 mod net;

@@ -2,9 +2,10 @@
 
 use serde::Serialize;
 
-use super::{LINE_DEPTH_MAX, LINE_LEN_MAX, Seal};
+use super::{LINE_LEN_MAX, LINE_NODES_MAX, Seal};
 use crate::entry::Entry;
 use crate::id::{Hash, Seq};
+use crate::wire::json::{self, JsonError, Limits};
 
 /// What a line holds.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,22 +21,16 @@ pub enum Line {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LineError {
-    /// The line is longer than [`LINE_LEN_MAX`].
-    #[error("line of {len} bytes exceeds the {LINE_LEN_MAX}-byte limit")]
-    TooLong {
-        /// Its length.
-        len: usize,
-    },
-    /// The line nests deeper than [`LINE_DEPTH_MAX`].
-    #[error("line nests deeper than {LINE_DEPTH_MAX} levels")]
-    TooDeep,
-    /// The line has no bytes, or one that belongs to no line.
-    #[error("line is blank or holds a line break")]
-    NotOneLine,
+    /// It breaks a limit, or is not exactly one JSON object on one line.
+    #[error("line refused: {0}")]
+    Shape(#[from] JsonError),
     /// The line is neither an entry nor a seal.
     #[error("line is neither an entry nor a seal: {0}")]
     Json(#[from] serde_json::Error),
 }
+
+/// What a line may be. Bodies are buffered until their kind is known, so values are bounded as those of frames are.
+const LIMITS: Limits = Limits { nodes_max: LINE_NODES_MAX, ..Limits::line(LINE_LEN_MAX) };
 
 /// Bytes that every line of ours starts with when it is an entry: the fields keep their order.
 pub(super) const ENTRY_START: &[u8] = br#"{"seq":"#;
@@ -51,7 +46,7 @@ impl Line {
     /// # Errors
     /// When the line breaks a limit or is neither an entry nor a seal.
     pub fn parse(line: &[u8]) -> Result<Self, LineError> {
-        check_shape(line)?;
+        json::check(line, LIMITS)?;
         // No line can be both: which one is tried first decides, and it depends on nothing but the bytes.
         if line.starts_with(ENTRY_START) {
             Ok(Self::Entry(serde_json::from_slice(line)?))
@@ -92,32 +87,6 @@ pub(super) fn write<T: Serialize>(value: &T, out: &mut Vec<u8>) -> Result<(), se
     serde_json::to_writer(out, value)
 }
 
-fn check_shape(line: &[u8]) -> Result<(), LineError> {
-    if line.len() > LINE_LEN_MAX {
-        return Err(LineError::TooLong { len: line.len() });
-    }
-    if line.is_empty() || line.contains(&b'\n') {
-        return Err(LineError::NotOneLine);
-    }
-    let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
-    for byte in line {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' if in_string => escaped = true,
-            b'"' => in_string = !in_string,
-            b'{' | b'[' if !in_string => {
-                depth += 1;
-                if depth > LINE_DEPTH_MAX {
-                    return Err(LineError::TooDeep);
-                }
-            }
-            b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
 /// The lines of raw log bytes, without their LFs; padding is skipped. A last line without LF is given too.
 pub fn split(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty())
@@ -129,22 +98,46 @@ mod tests {
 
     use super::*;
 
+    fn shape(line: &[u8]) -> Option<JsonError> {
+        match Line::parse(line) {
+            Err(LineError::Shape(error)) => Some(error),
+            _ => None,
+        }
+    }
+
     #[test]
     fn depth_is_counted_outside_strings_only() {
-        let deep = |n: usize| format!("{}{}", "[".repeat(n), "]".repeat(n));
-        assert!(matches!(Line::parse(deep(33).as_bytes()), Err(LineError::TooDeep)));
-        assert!(matches!(Line::parse(deep(32).as_bytes()), Err(LineError::Json(_))));
-        let quoted = format!(r#""\"{}""#, "[".repeat(1000));
+        let deep = |n: usize| format!(r#"{{"a":{}{}}}"#, "[".repeat(n), "]".repeat(n));
+        assert!(matches!(shape(deep(32).as_bytes()), Some(JsonError::TooDeep { .. })));
+        assert!(matches!(Line::parse(deep(31).as_bytes()), Err(LineError::Json(_))));
+        let quoted = format!(r#"{{"a":"\"{}"}}"#, "[".repeat(1000));
         assert!(matches!(Line::parse(quoted.as_bytes()), Err(LineError::Json(_))));
-        assert!(matches!(Line::parse("[".repeat(100_000).as_bytes()), Err(LineError::TooDeep)));
+        assert!(matches!(shape("{\"a\":".repeat(100_000).as_bytes()), Some(JsonError::TooDeep { .. })));
     }
 
     #[test]
     fn lines_over_the_limit_are_refused_before_they_are_parsed() {
         let line = vec![b' '; LINE_LEN_MAX + 1];
-        assert!(matches!(Line::parse(&line), Err(LineError::TooLong { len }) if len == LINE_LEN_MAX + 1));
-        assert!(matches!(Line::parse(b""), Err(LineError::NotOneLine)));
-        assert!(matches!(Line::parse(b"{}\n"), Err(LineError::NotOneLine)));
+        let too_long = JsonError::TooLong { len: LINE_LEN_MAX + 1, max: LINE_LEN_MAX };
+        assert_eq!(shape(&line), Some(too_long));
+        assert_eq!(shape(b""), Some(JsonError::Truncated));
+        for broken in ["{}\n", "{\n}", "{}\r", "\r{}", "{\r}"] {
+            assert!(shape(broken.as_bytes()).is_some(), "{broken:?}");
+        }
+    }
+
+    #[test]
+    fn threat_w1_a_line_of_half_a_million_values_is_refused() {
+        let zeros = |n: usize| format!("[0{}]", ",0".repeat(n - 1));
+        let line = |n: usize| {
+            let zero = Hash::ZERO;
+            let head = format!(r#""seq":1,"epoch":0,"lamport":1,"prev":"{zero}","org":"{zero}","ts":0"#);
+            format!(r#"{{{head},"body":{{"kind":"from-2031","x":{}}}}}"#, zeros(n))
+        };
+        assert!(Line::parse(line(LINE_NODES_MAX - 10).as_bytes()).is_ok());
+        let bomb = line(480_000);
+        assert!(bomb.len() > LINE_LEN_MAX * 9 / 10, "as long as a line may be");
+        assert!(matches!(shape(&bomb.as_bytes()[..LINE_LEN_MAX.min(bomb.len())]), Some(JsonError::TooMany { .. })));
     }
 
     #[test]

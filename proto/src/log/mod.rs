@@ -45,8 +45,8 @@ pub use verify::{Bad, Fault, Verdict, Verifier};
 /// Longest line without LF, in bytes: a frame of 1 MiB carries any one line and its head.
 pub const LINE_LEN_MAX: usize = 960 * 1024;
 
-/// Deepest nesting of JSON in a line; our own lines need 9.
-pub const LINE_DEPTH_MAX: usize = 32;
+/// Most JSON values in a line: twice those of a frame, because an entry wraps what came in one.
+pub const LINE_NODES_MAX: usize = 2 * crate::wire::json::JSON_NODES_MAX;
 
 /// Most entries under one seal: bounds a receipt (32 bytes an entry) and what a verifier holds.
 pub const BATCH_ENTRIES_MAX: usize = 512;

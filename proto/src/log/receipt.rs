@@ -105,7 +105,10 @@ pub fn verify_receipt(text: &str) -> Result<Proof, ReceiptError> {
     let index = seq.0.checked_sub(says.from.0).and_then(|index| usize::try_from(index).ok());
     let span = says.to.0.checked_sub(says.from.0).and_then(|span| span.checked_add(1));
     match index.and_then(|index| hashes.get(index)) {
-        Some(line) if span == Some(count as u64) && batch_hash(&hashes) == says.batch => {
+        // A seal whose head is not its last line can stand in no log.
+        Some(line)
+            if span == Some(count as u64) && batch_hash(&hashes) == says.batch && hashes.last() == Some(&says.head) =>
+        {
             Ok(Proof { log: says.log, seq, epoch: says.epoch, home: seal.by, line: *line })
         }
         _ => Err(ReceiptError::NotCovered(seq)),

@@ -282,6 +282,12 @@ fn threat_a3_a_receipt_proves_an_omitted_entry() {
     for end in 0..text.len() {
         assert!(verify_receipt(&text[..end]).is_err());
     }
+
+    // Well signed, but of a head that no log can have behind these lines.
+    let Line::Seal(seal) = Line::parse(lines[4]).unwrap() else { panic!("no seal") };
+    let headless = Seal::new(seal::Sealed { head: Hash::of(b"elsewhere"), ..seal.seal }, &key(1));
+    let headless = serde_json::to_vec(&headless).unwrap();
+    assert!(verify_receipt(&receipt::receipt(Seq(3), &hashes, &headless)).is_err());
 }
 
 #[test]

@@ -88,6 +88,7 @@ impl Org {
             lamport: entry.lamport,
             epoch: entry.epoch,
             devices: BTreeMap::new(),
+            noise: BTreeMap::new(),
             channels: BTreeMap::new(),
         })
     }
@@ -100,20 +101,33 @@ impl Org {
     pub fn read(lines: &[u8]) -> Result<Self, OrgError> {
         let first = line::split(lines).next().ok_or(OrgError::NotFounded)?;
         let mut org = Self::founded(first)?;
-        // The seals are checked against the founder's device, which only the second entry names: two passes.
-        for line in line::split(lines).skip(1) {
-            if let Line::Entry(entry) = Line::parse(line)? {
-                org.apply(&entry)?;
+        let mut entries = line::split(lines).skip(1);
+        // Only as far as the founder's device: what is behind it costs signatures, and is looked at once it is sealed.
+        let home = loop {
+            match (org.home, entries.next()) {
+                (Some(home), _) => break home,
+                (None, Some(line)) => org.read_line(line)?,
+                (None, None) => return Err(OrgError::NotFounded),
             }
-        }
-        let home = org.home.ok_or(OrgError::NotFounded)?;
+        };
         let mut verifier = Verifier::new(LogId::Org(org.fingerprint), Homes::One(home));
         for line in line::split(lines) {
             verifier.feed(line)?;
         }
-        match verifier.finish().bad {
-            Some(bad) => Err(bad.into()),
-            None => Ok(org),
+        if let Some(bad) = verifier.finish().bad {
+            return Err(bad.into());
+        }
+        let applied = usize::try_from(org.seq.0).unwrap_or(usize::MAX);
+        for line in line::split(lines).filter(|line| Line::entry_seq(line).is_some()).skip(applied) {
+            org.read_line(line)?;
+        }
+        Ok(org)
+    }
+
+    fn read_line(&mut self, line: &[u8]) -> Result<(), OrgError> {
+        match Line::parse(line)? {
+            Line::Entry(entry) => self.apply(&entry),
+            Line::Seal(_) => Ok(()),
         }
     }
 

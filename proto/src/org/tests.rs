@@ -100,6 +100,28 @@ fn a_chain_that_was_touched_is_not_read() {
     }
 }
 
+/// Who reads a stranger's chain must not pay for certificates that nobody sealed.
+#[test]
+fn threat_w1_what_is_not_sealed_is_not_folded() {
+    let Founding { org, mut entries } = founding();
+    let impossible = homed(9, 1, 1, Hash::ZERO);
+    entries.push(org.entry(impossible, 8));
+    let sealed = lines(entries.clone(), &org, &keys(0));
+    assert!(matches!(Org::read(&sealed), Err(OrgError::NotEnrolled { .. })));
+    let forged = lines(entries, &org, &keys(1));
+    assert!(matches!(Org::read(&forged), Err(OrgError::Log(_))));
+}
+
+#[test]
+fn a_noise_key_names_its_live_device_and_stays_used_up() {
+    let mut org = org();
+    let lab = enrol(&mut org, 1, Role::Member, 0).unwrap();
+    assert_eq!(org.by_noise(&keys(1).noise()).map(|(id, _)| id), Some(lab));
+    append(&mut org, Body::DeviceRevoked { device: lab }).unwrap();
+    assert!(org.by_noise(&keys(1).noise()).is_none());
+    assert!(matches!(enrol(&mut org, 1, Role::Member, 0), Err(OrgError::Enrolled { .. })));
+}
+
 #[test]
 fn two_orgs_of_one_name_and_root_are_two() {
     let other = Org::found("acme", "desk", &root(), &keys(0), 7, &mut ChaCha20Rng::seed_from_u64(2)).unwrap();

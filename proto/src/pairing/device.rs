@@ -18,6 +18,10 @@ use crate::entry::Role;
 use crate::id::NodeId;
 use crate::org::{Org, is_name};
 use crate::time::Millis;
+use crate::wire::frame::TAIL_LEN_MAX;
+
+/// Most pieces that a chain comes in: those of the longest, as a host cuts it.
+const PIECES_MAX: usize = CHAIN_LEN_MAX.div_ceil(TAIL_LEN_MAX);
 
 /// Why joining can't even begin.
 #[derive(Debug, thiserror::Error)]
@@ -117,7 +121,7 @@ enum Heard {
     /// What it offers.
     Hello(Role),
     /// That the device is enrolled; the chain is coming.
-    Enrolled { role: Role, news: Box<News>, chain: Vec<u8> },
+    Enrolled { role: Role, news: Box<News>, chain: Vec<u8>, pieces: usize },
 }
 
 /// What comes before the chain.
@@ -221,18 +225,19 @@ impl Device {
                     return self.refuse(Reason::BadOrg);
                 };
                 let news = Box::new(News { certificate, name, node, addrs, link_key });
-                self.heard = Heard::Enrolled { role, news, chain: Vec::new() };
+                self.heard = Heard::Enrolled { role, news, chain: Vec::new(), pieces: 0 };
                 self.deadline = Some(now + STEP_MS);
             }
-            (Said::Chain { last }, Heard::Enrolled { role, news, mut chain }) => {
-                if chain.len().saturating_add(tail.len()) > CHAIN_LEN_MAX {
+            (Said::Chain { last }, Heard::Enrolled { role, news, mut chain, pieces }) => {
+                // Each piece gives the next one its time: without a bound a host could go on for ever.
+                if chain.len().saturating_add(tail.len()) > CHAIN_LEN_MAX || pieces >= PIECES_MAX {
                     return self.refuse(Reason::BadOrg);
                 }
                 chain.extend_from_slice(&tail);
                 if last {
                     self.enrolled(role, *news, chain);
                 } else {
-                    self.heard = Heard::Enrolled { role, news, chain };
+                    self.heard = Heard::Enrolled { role, news, chain, pieces: pieces + 1 };
                     self.deadline = Some(now + STEP_MS);
                 }
             }

@@ -11,7 +11,8 @@ use zeroize::Zeroizing;
 use super::link::{LinkError, PairLink};
 use super::pipe::{self, Event, NONCE_LEN, Pipe, PipeError, Said};
 use super::{
-    DIGITS_MS, GUESTS_MAX, OFFER_MS, OFFER_MS_MAX, OFFERS_MAX, OFFERS_WINDOW_MS, PAIR_VERSION, Reason, STEP_MS,
+    CLAIMS_MAX, DIGITS_MS, GUESTS_MAX, IN_VAIN_MAX, OFFER_MS, OFFER_MS_MAX, OFFERS_MAX, OFFERS_WINDOW_MS, PAIR_VERSION,
+    Reason, STEP_MS,
 };
 use crate::crypto::cert::Binding;
 use crate::crypto::keys::DeviceKeys;
@@ -105,6 +106,8 @@ pub enum HostInput {
     Enrolled(Box<Welcome>),
     /// It could not be made.
     NotEnrolled,
+    /// The box slept, or its clock was set: how long the offer has really stood is not known, so its time is over.
+    ClockJumped,
     /// The deadline from [`Host::poll_timeout`] passed.
     Timeout,
 }
@@ -201,6 +204,10 @@ struct Offer {
     claimant: Option<NoiseKey>,
     /// The operator has been asked for digits: the minute runs, and a device that comes again gets no second one.
     asked: bool,
+    /// Times that a device has named itself.
+    claims: u32,
+    /// Streams that showed the code and ended before they claimed.
+    in_vain: u32,
     stage: Stage,
 }
 
@@ -257,8 +264,8 @@ impl Host {
         self.issued.push_back(now);
         let expires_ms = terms.ttl_ms.unwrap_or(OFFER_MS).min(OFFER_MS_MAX);
         let text = link.to_text();
-        self.offer =
-            Some(Offer { link, terms, deadline: now + expires_ms, claimant: None, asked: false, stage: Stage::Open });
+        let (deadline, stage) = (now + expires_ms, Stage::Open);
+        self.offer = Some(Offer { link, terms, deadline, claimant: None, asked: false, claims: 0, in_vain: 0, stage });
         Ok(Offered { link: text, expires_ms })
     }
 
@@ -272,16 +279,22 @@ impl Host {
         match input {
             HostInput::Opened { conn, peer } => self.opened(conn, peer, now),
             HostInput::Received { conn, bytes } => self.received(conn, &bytes, now),
-            HostInput::Closed { conn } => {
-                self.guests.remove(&conn);
-                self.hide(conn);
-            }
+            HostInput::Closed { conn } => self.gone(conn),
             HostInput::Digits(text) => self.typed(&text, now)?,
             HostInput::Cancel => self.end(Some(Reason::Cancelled)),
             HostInput::Enrolled(welcome) => self.enrolled(welcome, now),
             HostInput::NotEnrolled => {
                 if self.offer.as_ref().is_some_and(|offer| matches!(offer.stage, Stage::Approved { .. })) {
                     self.end(Some(Reason::NotEnrolled));
+                }
+            }
+            HostInput::ClockJumped => {
+                // The shell's own sync goes on, and a device that was enrolled may still fetch the news.
+                if let Some(offer) = &mut self.offer
+                    && matches!(offer.stage, Stage::Open | Stage::Shown { .. })
+                {
+                    offer.deadline = now;
+                    self.timeout(now);
                 }
             }
             HostInput::Timeout => {}
@@ -327,15 +340,17 @@ impl Host {
         self.guests.insert(conn, Guest { pipe, proved: false, nonce: None, named: false, deadline });
     }
 
-    /// Whether there is room for one more, at the cost of the oldest that has not shown the code.
+    /// Whether there is room for one more, at the cost of the oldest that has not claimed: best one that has not shown
+    /// the code.
     fn make_room(&mut self) -> bool {
         let unclaimed = self.guests.values().filter(|guest| guest.nonce.is_none()).count();
         if unclaimed < GUESTS_MAX {
             return true;
         }
-        let strangers = self.guests.iter().filter(|(_, guest)| !guest.proved);
-        let oldest = strangers.min_by_key(|(conn, guest)| (guest.deadline, **conn)).map(|(conn, _)| *conn);
-        oldest.inspect(|conn| self.close(*conn)).is_some()
+        let waiting = self.guests.iter().filter(|(_, guest)| guest.nonce.is_none());
+        let oldest = waiting.min_by_key(|(conn, guest)| (guest.proved, guest.deadline, **conn)).map(|(conn, _)| *conn);
+        // Letting one go may have been one too many: then the offer is over.
+        oldest.inspect(|conn| self.close(*conn)).is_some() && self.offer.is_some()
     }
 
     fn received(&mut self, conn: ConnId, bytes: &[u8], now: Millis) {
@@ -398,7 +413,9 @@ impl Host {
         guest.named = true;
         guest.deadline = None;
         match &offer.stage {
+            Stage::Open | Stage::Shown { .. } if offer.claims >= CLAIMS_MAX => self.end(Some(Reason::Raced)),
             Stage::Open | Stage::Shown { .. } => {
+                offer.claims += 1;
                 let (name, role) = (approval.name.clone(), approval.role);
                 if !offer.asked {
                     offer.asked = true;
@@ -418,8 +435,16 @@ impl Host {
 
     fn typed(&mut self, text: &str, now: Millis) -> Result<(), HostError> {
         let typed = six_digits(text).ok_or(HostError::NotDigits)?;
-        let Some(Offer { stage, deadline, .. }) = &mut self.offer else { return Err(HostError::NoClaim) };
-        let Stage::Shown { digits, approval, .. } = stage else { return Err(HostError::NoClaim) };
+        let Some(Offer { stage, deadline, asked, .. }) = &mut self.offer else { return Err(HostError::NoClaim) };
+        let (digits, approval) = match stage {
+            Stage::Shown { digits, approval, .. } => (digits, approval),
+            // It has left since it was asked for. Should it come again, it shows other digits than those typed.
+            Stage::Open if *asked => {
+                self.end(Some(Reason::DeviceGone));
+                return Ok(());
+            }
+            _ => return Err(HostError::NoClaim),
+        };
         if bool::from(typed.as_bytes().ct_eq(digits.as_bytes())) {
             let approval = approval.clone();
             *stage = Stage::Approved { approval: approval.clone() };
@@ -504,10 +529,24 @@ impl Host {
     }
 
     fn close(&mut self, conn: ConnId) {
-        if self.guests.remove(&conn).is_some() {
+        if self.guests.contains_key(&conn) {
             self.outputs.push_back(HostOutput::Close { conn });
         }
+        self.gone(conn);
+    }
+
+    fn gone(&mut self, conn: ConnId) {
+        let guest = self.guests.remove(&conn);
         self.hide(conn);
+        if let Some(offer) = &mut self.offer
+            && guest.is_some_and(|guest| guest.proved && guest.nonce.is_none())
+            && matches!(offer.stage, Stage::Open | Stage::Shown { .. })
+        {
+            offer.in_vain += 1;
+            if offer.in_vain >= IN_VAIN_MAX {
+                self.end(Some(Reason::Raced));
+            }
+        }
     }
 
     /// The stream whose digits were asked for is gone: they can't be right any more.

@@ -196,6 +196,134 @@ fn threat_a5_a_late_timer_lengthens_nothing() {
 }
 
 #[test]
+fn threat_a5_an_offer_does_not_outlive_a_jump_of_the_clock() {
+    let mut world = World::new();
+    world.offer();
+    world.host(HostInput::ClockJumped);
+    assert_eq!(world.refusals, [Reason::Expired]);
+    let link = world.offer();
+    let lab = world.joiner(&link, 1);
+    world.claim(lab).unwrap();
+    world.host(HostInput::ClockJumped);
+    assert_eq!(world.refusals, [Reason::Expired, Reason::DigitsTimeout]);
+
+    // What a person has approved goes on.
+    world.is_prompt = false;
+    world.pass(OFFERS_WINDOW_MS);
+    let link = world.offer();
+    let lab = world.joiner(&link, 2);
+    let digits = world.claim(lab).unwrap();
+    world.digits(&digits).unwrap();
+    world.host(HostInput::ClockJumped);
+    world.enrol();
+    world.drain_host();
+    world.settle();
+    assert!(world.joiners[lab].joined.is_some());
+}
+
+/// Sends the first message alone: whoever does has the code.
+fn knock(world: &mut World, link: &str, seed: u64) {
+    let thief = world.joiner(link, seed);
+    world.connect(thief);
+    assert!(world.carry(thief, true, usize::MAX));
+}
+
+#[test]
+fn threat_pair_who_has_the_link_cannot_keep_the_device_out() {
+    let mut world = World::new();
+    let link = world.offer();
+    (10..14).for_each(|seed| knock(&mut world, &link, seed));
+    let lab = world.joiner(&link, 1);
+    world.pair(lab);
+    assert!(world.joiners[lab].joined.is_some());
+}
+
+#[test]
+fn threat_pair_streams_that_show_the_code_in_vain_are_an_alarm() {
+    let mut world = World::new();
+    let link = world.offer();
+    for seed in 0..u64::from(IN_VAIN_MAX) + 4 {
+        assert!(world.host.is_offering(), "{seed}");
+        knock(&mut world, &link, 10 + seed);
+    }
+    assert_eq!(world.refusals, [Reason::Raced]);
+    assert!(!world.host.is_offering());
+}
+
+#[test]
+fn threat_pair_a_claimant_that_comes_again_and_again_ends_the_offer() {
+    let mut world = World::new();
+    let link = world.offer();
+    let lab = world.joiner(&link, 1);
+    for _ in 0..CLAIMS_MAX {
+        assert!(world.claim(lab).is_some());
+    }
+    world.claim(lab);
+    assert_eq!((world.claims.len(), world.refusals.as_slice()), (CLAIMS_MAX as usize, &[Reason::Raced][..]));
+}
+
+#[test]
+fn digits_of_a_device_that_has_left_end_the_offer_with_a_reason() {
+    let mut world = World::new();
+    let link = world.offer();
+    let lab = world.joiner(&link, 1);
+    let digits = world.claim(lab).unwrap();
+    world.disconnect(lab);
+    world.digits(&digits).unwrap();
+    assert_eq!(world.refusals, [Reason::DeviceGone]);
+    assert!(!world.host.is_offering() && world.approvals.is_empty());
+}
+
+#[test]
+fn threat_pair_a_host_cannot_keep_a_device_waiting_piece_by_piece() {
+    let mut world = World::new();
+    let link = PairLink::parse(&world.offer()).unwrap();
+    let (own, peer) = (Arc::new(DeviceKeys::generate(&mut rng(100))), b"peer".to_vec());
+    let mut device = Device::new(link.clone(), own, "lab", Millis(0), Box::new(rng(200))).unwrap();
+    let prologue = crate::crypto::noise::Prologue {
+        purpose: crate::crypto::noise::Purpose::Pair,
+        version: PAIR_VERSION,
+        org: link.org,
+        initiator_peer: peer.clone(),
+        responder_peer: HOST_PEER.to_vec(),
+        epoch: 0,
+    };
+    let secret = world.keys.noise_secret();
+    let noise = crate::crypto::noise::Handshake::responder(&prologue, &link.psk(), secret, &mut rng(5)).unwrap();
+    let mut host = pipe::Pipe::responder(noise);
+    device.handle(DeviceInput::Connected { own_peer: peer, host_peer: HOST_PEER.to_vec() }, Millis(0));
+    let turn = |device: &mut Device, host: &mut pipe::Pipe, now: u64| {
+        device.handle(DeviceInput::Received(host.take_out()), Millis(now));
+        let mut refused = None;
+        while let Some(output) = device.poll_output() {
+            match output {
+                DeviceOutput::Send(bytes) => host.push(&bytes).unwrap(),
+                DeviceOutput::Refused { reason } => refused = Some(reason),
+                _ => {}
+            }
+        }
+        while host.next().unwrap().is_some() {}
+        refused
+    };
+    for _ in 0..3 {
+        assert_eq!(turn(&mut device, &mut host, 1), None);
+    }
+    let (org, name) = ("acme".to_owned(), "desk".to_owned());
+    host.say(&pipe::Said::Hello { role: Role::Member, org, host: name.clone() }, &[7; pipe::NONCE_LEN]).unwrap();
+    assert_eq!(turn(&mut device, &mut host, 2), None);
+    let news = pipe::Said::Enrolled { certificate: String::new(), name, node: world.keys.device(), addrs: Vec::new() };
+    host.say(&news, &world.link_key.to_secret_bytes()[..]).unwrap();
+    let mut now = 3;
+    let refused = (0..1000).find_map(|_| {
+        host.say(&pipe::Said::Chain { last: false }, &[]).unwrap();
+        now += STEP_MS - 1;
+        turn(&mut device, &mut host, now)
+    });
+    assert_eq!(refused, Some(Reason::BadOrg));
+    assert!(now < 300_000, "{now} ms");
+}
+
+#[test]
 fn digits_are_waited_for_a_minute_even_past_the_offers_own_time() {
     let mut world = World::new();
     let link = world.offer();

@@ -188,7 +188,8 @@ fn named(view: &impl RouteView, handles: &[String]) -> Named {
     let mut named = Named::default();
     let mut seen = std::collections::BTreeSet::new();
     for handle in handles {
-        let found = view.member_by_handle(handle).or_else(|| view.member_by_handle(handle.trim_end_matches('-')));
+        let cut = || Some(handle.trim_end_matches('-')).filter(|cut| cut.len() < handle.len());
+        let found = view.member_by_handle(handle).or_else(|| view.member_by_handle(cut()?));
         match found.filter(|&(_, kind)| is_addressable(kind)) {
             Some((member, kind)) if seen.insert(member) => named.known.push((member, kind)),
             Some(_) => {}

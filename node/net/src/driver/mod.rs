@@ -227,6 +227,8 @@ impl Driver {
         if wall.abs_diff(expected) > CLOCK_JUMP_MS {
             tracing::info!(jump_ms = wall.abs_diff(expected), "the clock jumped: all links are probed");
             self.doubt("a jump of the clock", now);
+            // An offer lives by a clock that stands still while the box sleeps.
+            self.desk.clock_jumped();
             self.discovery.changed(now);
         }
     }

@@ -33,6 +33,7 @@ enum Wish {
     Cancel(OfferId),
     Enrolled(OfferId, Option<Box<Welcome>>),
     Stream(PeerId, Stream),
+    ClockJumped,
 }
 
 /// Where wishes are left.
@@ -69,6 +70,11 @@ impl DeskHandle {
     /// Hands over a stream; dropped when too many wait.
     pub(crate) fn stream(&self, peer: PeerId, stream: Stream) {
         let _ = self.0.try_send(Wish::Stream(peer, stream));
+    }
+
+    /// The box slept, or its clock was set. Only ever lost when the desk is so busy that it has just looked at its timer.
+    pub(crate) fn clock_jumped(&self) {
+        let _ = self.0.try_send(Wish::ClockJumped);
     }
 
     async fn send(&self, wish: Wish) -> Result<(), PairError> {
@@ -180,6 +186,7 @@ impl Desk {
                 (offer == self.offer).then_some(input)
             }
             Wish::Stream(peer, stream) => self.open(peer, stream),
+            Wish::ClockJumped => Some(HostInput::ClockJumped),
             Wish::Offer(..) => None,
         }
     }

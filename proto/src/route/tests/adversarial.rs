@@ -135,3 +135,40 @@ fn threat_c6_ten_thousand_mentions_are_refused_in_a_post_and_cut_in_a_final_text
     assert_eq!(roster.handles(&decision.routed.to), handles[1..9]);
     assert_eq!(decision.over, [roster.id("m09"), roster.id("m10"), roster.id("m11")]);
 }
+
+#[test]
+fn threat_c6_a_name_is_looked_up_once_and_again_only_without_its_hyphens() {
+    struct Counting(std::cell::RefCell<Vec<String>>);
+    impl RouteView for Counting {
+        fn member_by_handle(&self, handle: &str) -> Option<(MemberId, MemberKind)> {
+            self.0.borrow_mut().push(handle.to_owned());
+            None
+        }
+
+        fn member_kind(&self, _: MemberId) -> Option<MemberKind> {
+            None
+        }
+
+        fn latest_agent(&self) -> Option<MemberId> {
+            None
+        }
+
+        fn starting_agent(&self) -> Option<MemberId> {
+            None
+        }
+
+        fn only_agent(&self) -> Option<MemberId> {
+            None
+        }
+
+        fn turn_brake(&self) -> Option<u32> {
+            None
+        }
+    }
+    let view = Counting(std::cell::RefCell::default());
+    let (message, author, author_kind) = (MessageId(7), Some(MemberId(1)), Human);
+    let text = "@ops @ops @chief- @lab";
+    route(&view, &RouteInput { message, author, author_kind, origin: Origin::Post, untagged_to: None, text })
+        .expect("nobody is named");
+    assert_eq!(*view.0.borrow(), ["ops", "chief-", "chief", "lab"]);
+}
