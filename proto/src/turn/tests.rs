@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::resident::{ATTEMPTS_MAX, ATTEMPTS_OF_HOME_MAX, FENCES_MAX, HEADS_MAX, VERDICTS_MAX};
 use super::{Admission, Effect, Input, Refusal, Resident, ResidentStep, RestoreError, RunEvidence, SESSION_LEN_MAX};
+use crate::crypto::sign::Task;
 use crate::entry::{JournalMark, MemberKind, MemberSpec, Policy};
 use crate::event::Answer;
 use crate::id::{Attempt, ChannelId, DeviceId, Handle, Hash, Incarnation, MemberId, MessageId, NodeId};
@@ -281,10 +282,9 @@ fn what_runs_is_known_and_goes_on_from_where_the_home_stands() {
     rig.feed(Input::AcceptedDurable(id(1, 1)));
     let (verdict, effects) = rig.ask(id(1, 1), None);
     assert_eq!(verdict, Verdict::Known);
-    let expected = [
-        Effect::Accept { id: id(1, 1), home: HOME, mark, start: false },
-        Effect::Resume { id: id(1, 1), home: HOME, from: 1 },
-    ];
+    let task = Task { id: id(1, 1), member: MemberId(1), payload: Hash::of(PAYLOAD) };
+    let expected =
+        [Effect::Accept { task, home: HOME, mark, start: false }, Effect::Resume { id: id(1, 1), home: HOME, from: 1 }];
     assert_eq!(effects, expected);
 }
 
