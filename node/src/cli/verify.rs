@@ -21,7 +21,7 @@ mod export;
 mod source;
 
 use audit::{Audit, Bad};
-use source::{Folder, Source};
+use source::{Folder, Source, Standing};
 
 /// How often a log is read again that a node is writing.
 const LOOKS_MAX: u32 = 5;
@@ -41,6 +41,8 @@ struct Report {
     reason: Option<String>,
     /// The org whose chain says who may seal.
     org: OrgId,
+    /// How far that chain goes: two people who compare this know whether one of them was shown less.
+    org_seq: Seq,
     trusted: Trust,
     channel: ChannelId,
     name: String,
@@ -50,9 +52,9 @@ struct Report {
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Trust {
-    /// Its fingerprint was given, or it is the org of this box.
+    /// Its fingerprint was given, or it is the org of this box, which has its whole chain.
     Pinned,
-    /// The channel agrees with itself; who its org is, nobody said.
+    /// The channel agrees with itself; who its org is, or whether its chain is whole, nobody said.
     SelfConsistent,
 }
 
@@ -84,13 +86,17 @@ async fn judge(
         bad = source.journals(&audit)?.err();
     }
     let org = audit.org();
-    let trusted = if pinned.or(own) == Some(org) { Trust::Pinned } else { Trust::SelfConsistent };
+    let is_own = own == Some(org) && source.standing() == Standing::Known;
+    let trusted = if pinned.map_or(is_own, |pinned| pinned == org) { Trust::Pinned } else { Trust::SelfConsistent };
     let is_other_org = pinned.is_some_and(|pinned| pinned != org);
     let reason = match &bad {
         Some(bad) => Some(bad.to_string()),
         None if is_other_org => {
             Some(format!("the channel belongs to the org {org}, which is not the one that was named"))
         }
+        None if source.standing() == Standing::Contradicts => Some(
+            "its org's chain is not the one that this box has: the org's home has signed two, or was copied".to_owned(),
+        ),
         None => None,
     };
     let head = audit.head();
@@ -101,6 +107,7 @@ async fn judge(
         first_bad: bad.map(|bad| bad.seq),
         reason,
         org,
+        org_seq: audit.org_seq(),
         trusted,
         channel: source.channel(),
         name: audit.name(),
@@ -126,7 +133,7 @@ async fn read(context: &Context, source: &mut Source) -> Result<(Audit, Option<B
         if vouched.is_none_or(|saved| head < saved || bad.seq <= saved) || before == Some(bad.seq) {
             return Ok((audit, Some(bad)));
         }
-        if !source.is_sealed_behind(head)? {
+        if !source.is_sealed_behind(&audit)? {
             return Ok((audit, None));
         }
         // The node may have gone on while we read: then it is good the next time.
@@ -161,7 +168,8 @@ fn render(context: &Context, report: &Report) -> String {
         Trust::Pinned => "pinned".to_owned(),
         Trust::SelfConsistent => "self-consistent: compare it, or give it with --org".to_owned(),
     };
-    format!("{name}  {verdict}\n  org {} ({trust})\n  head {} {}\n", report.org, report.head.seq, report.head.hash)
+    let Report { org, org_seq, head, .. } = report;
+    format!("{name}  {verdict}\n  org {org} to entry {org_seq} ({trust})\n  head {} {}\n", head.seq, head.hash)
 }
 
 /// `tieline channel export`.
@@ -195,5 +203,7 @@ fn is_held(data: &Path) -> bool {
     DataDir::is_held(data)
 }
 
+#[cfg(test)]
+mod lies;
 #[cfg(test)]
 mod tests;

@@ -12,7 +12,7 @@ use tieline_proto::crypto::link_key::LinkKey;
 use tieline_proto::entry::{Body, NewEntry};
 use tieline_proto::id::{ChannelId, ChannelName, ClientId, Handle, Hash, NodeId, OrgId, Seq};
 use tieline_proto::link::Message;
-use tieline_proto::log::{Head, Line, LogId};
+use tieline_proto::log::{Head, Homes, Line, LogId, Verifier};
 use tieline_proto::org::{Enrolment, Org, OrgError};
 use tieline_proto::pairing::Approval;
 use tieline_proto::view;
@@ -52,6 +52,8 @@ pub struct Membership {
     head: Head,
     /// Elsewhere, the last entry that the writer was given.
     kept: Seq,
+    /// Elsewhere, where the lines end that came last: what comes next continues them.
+    came: Head,
     /// Why nothing can be added, until the log is reopened.
     stopped: Option<String>,
     /// Why nothing can be added, for good.
@@ -82,6 +84,7 @@ impl Membership {
             me,
             next: org.clone(),
             kept: org.seq(),
+            came: head,
             org,
             log,
             head,
@@ -285,6 +288,22 @@ fn pieces(from: Seq, lines: &[u8], len: usize) -> Vec<(Seq, Vec<u8>)> {
     pieces
 }
 
+/// The org with the lines that follow `head`. They are in force at once, also where the disk takes nothing, so chain and
+/// seals are checked here: whoever is revoked or let in by them can be shown who signed it.
+fn continued(org: &Org, head: Head, home: NodeId, lines: &[u8]) -> Result<(Org, Head), OrgError> {
+    let mut org = org.clone();
+    let mut verifier = Verifier::resume(LogId::Org(org.fingerprint()), Homes::One(home), head);
+    for line in tieline_proto::log::line::split(lines) {
+        if let Line::Entry(entry) = verifier.feed(line)?
+            && entry.seq > org.seq()
+        {
+            org.apply(&entry)?;
+        }
+    }
+    let end = verifier.head();
+    verifier.finish().bad.map_or(Ok((org, end)), |bad| Err(bad.into()))
+}
+
 impl Node {
     /// The chain grew: everybody who judges by it learns it.
     pub(super) fn org_changed(&mut self) {
@@ -360,8 +379,9 @@ impl Node {
         } else {
             self.membership.kept = self.membership.head.seq;
             // What the disk did not take is in force all the same; what was wrong with the lines themselves is not.
-            if let (Reason::Refused(_), Ok((org, _))) = (reason, fold(&self.reader, self.membership.log)) {
+            if let (Reason::Refused(_), Ok((org, head))) = (reason, fold(&self.reader, self.membership.log)) {
                 self.membership.org = org;
+                self.membership.came = head;
             }
         }
         self.org_changed();
@@ -381,6 +401,7 @@ impl Node {
         self.membership.stopped = None;
         self.membership.head = head;
         self.membership.kept = org.seq();
+        self.membership.came = head;
         let known = self.membership.org.seq();
         if org.seq() > known || self.membership.is_founder() {
             self.membership.org = org.clone();
@@ -430,26 +451,17 @@ impl Node {
         if from < next {
             return;
         }
-        let mut org = self.membership.org.clone();
-        let mut last = self.membership.kept;
-        for line in tieline_proto::log::line::split(lines) {
-            let applied = match Line::parse(line) {
-                Ok(Line::Entry(entry)) => {
-                    last = entry.seq;
-                    let is_known = entry.seq <= org.seq();
-                    if is_known { Ok(()) } else { org.apply(&entry).map_err(|error| error.to_string()) }
-                }
-                Ok(Line::Seal(_)) => Ok(()),
-                Err(error) => Err(error.to_string()),
-            };
-            if let Err(error) = applied {
+        let (org, came) = match continued(&self.membership.org, self.membership.came, node, lines) {
+            Ok(continued) => continued,
+            Err(error) => {
                 tracing::warn!(%error, "the org's chain from its home is not sound; kept as it was");
                 return;
             }
-        }
+        };
         self.membership.org = org;
+        self.membership.came = came;
         if !stopped {
-            self.membership.kept = last;
+            self.membership.kept = came.seq;
             let token = self.next_token;
             self.next_token += 1;
             self.tokens.insert(token, super::Owner::Org);
@@ -498,6 +510,33 @@ mod tests {
     use std::str::FromStr as _;
 
     use super::*;
+
+    #[test]
+    fn only_sealed_lines_that_continue_the_chain_are_in_force() {
+        let (keys, whole, lines) = chain(2);
+        let (log, home) = (LogId::Org(whole.fingerprint()), keys.device());
+        let parts = pieces(Seq(1), &lines, 1);
+        let [(_, founding), (_, next), (_, last)] = &parts[..] else { panic!("three batches") };
+        let org = Org::read(founding).expect("sound");
+        let mut verifier = Verifier::new(log, Homes::One(home));
+        for line in tieline_proto::log::line::split(founding) {
+            verifier.feed(line).expect("sound");
+        }
+        let head = verifier.head();
+        let (org_next, head_next) = continued(&org, head, home, next).expect("sound");
+        assert_eq!((org_next.seq(), head_next.seq), (Seq(3), Seq(3)));
+        assert_eq!(continued(&org_next, head_next, home, last).expect("sound").0, whole);
+
+        assert!(continued(&org, head, home, last).is_err(), "a batch is missing");
+        let entry = &next[..=next.iter().position(|byte| *byte == b'\n').expect("a line")];
+        assert!(continued(&org, head, home, entry).is_err(), "no seal");
+        let other = DeviceKeys::generate(&mut ChaCha20Rng::seed_from_u64(2));
+        let mut forged = Vec::new();
+        let mut builder = LogBuilder::new(log, head);
+        builder.append(org.entry(Body::Unknown, 1), &mut forged).expect("appended");
+        builder.seal(other.signing(), &mut forged).expect("sealed");
+        assert!(continued(&org, head, home, &forged).is_err(), "another's seal");
+    }
 
     /// A founder's chain with this many channels, each sealed for itself.
     fn chain(channels: u64) -> (DeviceKeys, Org, Vec<u8>) {

@@ -374,7 +374,6 @@ async fn live(config: &Config, stop: CancellationToken) -> Result<Option<pairing
         None => found(&config.name, &layout, &keys)?,
     };
     let (org_note, org_broken) = (opened.note(), opened.broken());
-    let org_note = org_note.or(unfinished);
     let OpenedOrg { org, log: org_log } = opened;
     let mut config = config.clone();
     if let Some(device) = org.device(&me).filter(|_| !config.name_chosen) {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tieline_proto::crypto::keys::DeviceKeys;
-use tieline_proto::crypto::sign::FinishedContent;
+use tieline_proto::crypto::sign::{FinishedContent, Task};
 use tieline_proto::entry::Auth;
 use tieline_proto::event::EVENT_LEN_MAX;
 use tieline_proto::id::{Hash, NodeId};
@@ -50,8 +50,8 @@ pub struct End {
 pub enum Order {
     /// Go on from this index: the home holds what is before it.
     Resume(u64),
-    /// Say this after the last event.
-    Finish(End),
+    /// Say of this task, after the last event, that it ended so.
+    Finish(Task, End),
 }
 
 /// Orders that wait for a pump; there are few in a link's life.
@@ -78,7 +78,7 @@ pub struct Pump {
 impl Pump {
     /// Sends until the orders' sender is dropped.
     pub async fn run(mut self) {
-        let mut end: Option<End> = None;
+        let mut end: Option<(Task, End)> = None;
         let mut place: Option<Place> = None;
         let mut finished = false;
         loop {
@@ -94,7 +94,7 @@ impl Pump {
                             place = None;
                         }
                     }
-                } else if let Some(end) = end.as_ref().filter(|end| end.length == at.offset && !finished) {
+                } else if let Some(end) = end.as_ref().filter(|(_, end)| end.length == at.offset && !finished) {
                     let sent =
                         self.outlet.send_lane(self.home, Lane::Turn(self.id), self.finished(end), Vec::new()).await;
                     finished = sent.is_ok();
@@ -111,7 +111,7 @@ impl Pump {
             }
             let idle = place.as_ref().is_none_or(|at| {
                 let all_sent = at.offset >= *self.written.borrow();
-                all_sent && (finished || end.as_ref().is_none_or(|end| end.length != at.offset))
+                all_sent && (finished || end.as_ref().is_none_or(|(_, end)| end.length != at.offset))
             });
             let order = if idle {
                 tokio::select! {
@@ -150,9 +150,9 @@ impl Pump {
                         })
                         .ok();
                 }
-                Some(Order::Finish(it)) => {
+                Some(Order::Finish(task, it)) => {
                     finished = false;
-                    end = Some(it);
+                    end = Some((task, it));
                 }
                 None => {}
             }
@@ -174,9 +174,9 @@ impl Pump {
         Ok(())
     }
 
-    fn finished(&self, end: &End) -> Message {
+    fn finished(&self, (task, end): &(Task, End)) -> Message {
         let End { events, length, journal, session } = end.clone();
-        let content = FinishedContent { id: self.id, events, length, journal, session: session.as_deref() };
+        let content = FinishedContent { task: *task, events, length, journal, session: session.as_deref() };
         let auth = if self.home == self.keys.device() {
             Auth::Home
         } else {

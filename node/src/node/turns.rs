@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 use tieline_proto::api::{ApiError, Code};
-use tieline_proto::crypto::sign::AcceptedContent;
+use tieline_proto::crypto::sign::{AcceptedContent, Task};
 use tieline_proto::entry::{Attachment, Auth, JournalMark, MemberSpec};
 use tieline_proto::id::{ChannelId, Handle, MemberId, NodeId};
 use tieline_proto::link::{AttemptId, Message};
@@ -175,8 +175,9 @@ impl Node {
         for effect in effects {
             match effect {
                 Effect::Admit { id, home, spec, attachments } => self.admit(id, home, spec, attachments),
-                Effect::Accept { id, home, mark, start } => {
-                    let auth = self.acceptance(id, home, mark);
+                Effect::Accept { task, home, mark, start } => {
+                    let id = task.id;
+                    let auth = self.acceptance(task, home, mark);
                     self.send_home(home, Message::Accepted { id, mark, auth }, Vec::new());
                     if start {
                         self.resident(Input::AcceptedDurable(id));
@@ -187,9 +188,9 @@ impl Node {
                     self.start(id, work);
                 }
                 Effect::Resume { id, home, from } => self.order_pump(id, home, pump::Order::Resume(from)),
-                Effect::Finish { id, home, events, length, journal, session } => {
+                Effect::Finish { task, home, events, length, journal, session } => {
                     let end = End { events, length, journal, session };
-                    self.order_pump(id, home, pump::Order::Finish(end));
+                    self.order_pump(task.id, home, pump::Order::Finish(task, end));
                 }
                 Effect::Send(home, message) => self.send_home(home, message, Vec::new()),
                 Effect::Interrupt(id, home) => match self.turns.runners.get(&id) {
@@ -216,12 +217,12 @@ impl Node {
         }
     }
 
-    fn acceptance(&self, id: AttemptId, home: NodeId, mark: JournalMark) -> Auth {
+    fn acceptance(&self, task: Task, home: NodeId, mark: JournalMark) -> Auth {
         if home == self.me {
             return Auth::Home;
         }
         let JournalMark { incarnation, count, head } = mark;
-        let content = AcceptedContent { id, incarnation, count, head };
+        let content = AcceptedContent { task, incarnation, count, head };
         Auth::Resident { node: self.me, sig: content.sign(self.keys.signing()) }
     }
 

@@ -7,7 +7,7 @@ use crate::entry::{
     Body, ChannelConfig, ChannelDraft, Delivery, JournalMark, MemberChange, MemberKind, NewEntry, Round, Routed,
 };
 use crate::event::Status;
-use crate::id::{Attempt, COUNTER_MAX, Hash, Lamport, MemberId, MessageId, NodeId, Seq};
+use crate::id::{Attempt, COUNTER_MAX, Handle, Hash, Lamport, MemberId, MessageId, NodeId, RESERVED_HANDLES, Seq};
 use crate::log::{self, LAMPORT_JUMP_MAX};
 use crate::route::brakes::is_ack;
 
@@ -120,6 +120,9 @@ impl State {
         match &entry.body {
             Body::MemberAdded { member, client } => {
                 let id = MemberId(seq.0);
+                if is_reserved(&member.handle) {
+                    return Err(impossible("the handle is reserved"));
+                }
                 if self.handles.insert(member.handle.clone(), id).is_some() {
                     return Err(impossible("the handle is taken"));
                 }
@@ -312,6 +315,9 @@ impl State {
                 if taken {
                     return Err(impossible("the handle is taken"));
                 }
+                if is_reserved(handle) {
+                    return Err(impossible("the handle is reserved"));
+                }
                 self.handles.remove(&member.spec.handle);
                 self.handles.insert(handle.clone(), id);
                 member.spec.handle = handle.clone();
@@ -482,6 +488,11 @@ impl State {
             None => Err(FoldError::Impossible { seq, what: "no such turn" }),
         }
     }
+}
+
+/// Whether a handle is read as somebody else: as the home itself, or as everybody.
+fn is_reserved(handle: &Handle) -> bool {
+    RESERVED_HANDLES.contains(&handle.as_str())
 }
 
 fn check_lamport(entry: &NewEntry, last: Lamport) -> Result<(), FoldError> {

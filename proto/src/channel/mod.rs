@@ -1,5 +1,6 @@
 //! A channel: the fold of its log ([`State`]) and the one node that writes it ([`Home`]).
 
+mod author;
 mod fold;
 mod home;
 mod snapshot;
@@ -7,6 +8,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 
+pub use author::{AuthorError, check_author};
 pub use fold::FoldError;
 pub use home::{
     ANSWER_LEN_MAX, ASK_ID_LEN_MAX, ASKED_MAX, ASKS_OPEN_MAX, Ask, BATCH_LEN_MAX, CWD_LEN_MAX, Cited, Context, Effect,

@@ -11,7 +11,7 @@ use crate::log::Head;
 
 /// What the fold does with entries, as a number: raised with every change of [`State`] or of what an entry does to it,
 /// so that no state of an older fold is taken up.
-const FOLD_VERSION: u32 = 1;
+const FOLD_VERSION: u32 = 2;
 
 /// Longest snapshot that is made, in bytes: an ordinary channel's has a few KiB, and one with ten thousand messages in
 /// queues is folded again.

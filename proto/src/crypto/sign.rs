@@ -8,7 +8,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ed25519_dalek::{Signature, Signer, SigningKey, VerifyingKey};
 
-use crate::id::{ChannelId, DeviceId, Epoch, Hash, Incarnation, Seq};
+use crate::id::{ChannelId, DeviceId, Epoch, Hash, Incarnation, MemberId, Seq};
 use crate::link::AttemptId;
 
 /// Names of what is signed. A signature under one of them is void under any other.
@@ -157,12 +157,25 @@ impl SealContent {
     }
 }
 
-/// What a resident signs when it has made an attempt durable. Signed as attempt (32 + 8 + 4) ‖ incarnation 16 ‖
-/// count 8 ‖ head 32, integers big-endian.
+/// What both statements of a resident are about. It names the payload, so that a home cannot show the answer to one
+/// question under another, and the member, so that it cannot be another's. Signed as channel 32 ‖ run 8 ‖ attempt 4 ‖
+/// member 8 ‖ payload 32, integers big-endian.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct AcceptedContent {
+pub struct Task {
     /// Which try.
     pub id: AttemptId,
+    /// Whose turn.
+    pub member: MemberId,
+    /// Hash of what the member was handed.
+    pub payload: Hash,
+}
+
+/// What a resident signs when it has made an attempt durable. Signed as [`Task`] ‖ incarnation 16 ‖ count 8 ‖ head 32,
+/// integers big-endian.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct AcceptedContent {
+    /// What it accepts.
+    pub task: Task,
     /// Life of the resident's journal.
     pub incarnation: Incarnation,
     /// Records in it, this acceptance included.
@@ -175,7 +188,7 @@ impl AcceptedContent {
     /// The bytes that are signed.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = attempt_bytes(&self.id);
+        let mut out = self.task.to_bytes();
         out.extend_from_slice(self.incarnation.as_bytes());
         out.extend_from_slice(&self.count.to_be_bytes());
         out.extend_from_slice(self.head.as_bytes());
@@ -198,12 +211,12 @@ impl AcceptedContent {
 }
 
 /// What a resident signs when an attempt has ended. The journal's hash covers how it ended, its last event says it.
-/// Signed as attempt (32 + 8 + 4) ‖ events 8 ‖ length 8 ‖ journal 32 ‖ session (0 when absent, else 1 ‖ u32 length ‖
-/// text), integers big-endian.
+/// Signed as [`Task`] ‖ events 8 ‖ length 8 ‖ journal 32 ‖ session (0 when absent, else 1 ‖ u32 length ‖ text), integers
+/// big-endian.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct FinishedContent<'a> {
-    /// Which try.
-    pub id: AttemptId,
+    /// What has ended.
+    pub task: Task,
     /// Events in the run's journal.
     pub events: u64,
     /// Its length in bytes.
@@ -218,7 +231,7 @@ impl FinishedContent<'_> {
     /// The bytes that are signed.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = attempt_bytes(&self.id);
+        let mut out = self.task.to_bytes();
         out.extend_from_slice(&self.events.to_be_bytes());
         out.extend_from_slice(&self.length.to_be_bytes());
         out.extend_from_slice(self.journal.as_bytes());
@@ -249,12 +262,17 @@ impl FinishedContent<'_> {
     }
 }
 
-fn attempt_bytes(id: &AttemptId) -> Vec<u8> {
-    let mut out = Vec::with_capacity(128);
-    out.extend_from_slice(id.channel.as_bytes());
-    out.extend_from_slice(&id.run.0.to_be_bytes());
-    out.extend_from_slice(&id.attempt.0.to_be_bytes());
-    out
+impl Task {
+    fn to_bytes(self) -> Vec<u8> {
+        let AttemptId { channel, run, attempt } = self.id;
+        let mut out = Vec::with_capacity(160);
+        out.extend_from_slice(channel.as_bytes());
+        out.extend_from_slice(&run.0.to_be_bytes());
+        out.extend_from_slice(&attempt.0.to_be_bytes());
+        out.extend_from_slice(&self.member.0.to_be_bytes());
+        out.extend_from_slice(self.payload.as_bytes());
+        out
+    }
 }
 
 #[cfg(test)]
@@ -349,6 +367,10 @@ mod tests {
         AttemptId { channel: ChannelId([1; 32]), run: MessageId(2), attempt: Attempt(3) }
     }
 
+    fn task() -> Task {
+        Task { id: attempt(), member: MemberId(8), payload: Hash([9; 32]) }
+    }
+
     #[test]
     fn layouts_are_fixed() {
         let seal = SealContent {
@@ -367,13 +389,14 @@ mod tests {
         assert_eq!(expected.len(), SealContent::LEN);
 
         let mut id = vec![1; 32];
-        id.extend_from_slice(&[0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 3]);
+        id.extend_from_slice(&[0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 8]);
+        id.extend_from_slice(&[9; 32]);
         let incarnation = Incarnation([4; 16]);
-        let accepted = AcceptedContent { id: attempt(), incarnation, count: 5, head: Hash([6; 32]) };
+        let accepted = AcceptedContent { task: task(), incarnation, count: 5, head: Hash([6; 32]) };
         let rest = [&[4; 16][..], &[0, 0, 0, 0, 0, 0, 0, 5], &[6; 32]].concat();
         assert_eq!(accepted.to_bytes(), [id.clone(), rest].concat());
 
-        let finished = FinishedContent { id: attempt(), events: 1, length: 2, journal: Hash([3; 32]), session: None };
+        let finished = FinishedContent { task: task(), events: 1, length: 2, journal: Hash([3; 32]), session: None };
         let rest = [&[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2][..], &[3; 32]].concat();
         assert_eq!(finished.to_bytes(), [id.clone(), rest.clone(), vec![0]].concat());
         let session = FinishedContent { session: Some("s-1"), ..finished };
@@ -385,16 +408,23 @@ mod tests {
     fn typed_statements_are_signed_and_checked() {
         let (key, signer) = (key(1), device_id(&key(1)));
         let accepted =
-            AcceptedContent { id: attempt(), incarnation: Incarnation([4; 16]), count: 5, head: Hash([6; 32]) };
+            AcceptedContent { task: task(), incarnation: Incarnation([4; 16]), count: 5, head: Hash([6; 32]) };
         let signature = accepted.sign(&key);
         assert_eq!(accepted.verify(&signer, &signature), Ok(()));
         assert!(AcceptedContent { count: 6, ..accepted }.verify(&signer, &signature).is_err());
+        // Under another question, or as another's, it says nothing.
+        for task in [Task { payload: Hash([1; 32]), ..task() }, Task { member: MemberId(9), ..task() }] {
+            assert!(AcceptedContent { task, ..accepted }.verify(&signer, &signature).is_err());
+        }
 
         let finished =
-            FinishedContent { id: attempt(), events: 1, length: 2, journal: Hash([3; 32]), session: Some("") };
+            FinishedContent { task: task(), events: 1, length: 2, journal: Hash([3; 32]), session: Some("") };
         let signature = finished.sign(&key);
         assert_eq!(finished.verify(&signer, &signature), Ok(()));
         assert!(FinishedContent { session: None, ..finished }.verify(&signer, &signature).is_err());
+        for task in [Task { payload: Hash([1; 32]), ..task() }, Task { member: MemberId(9), ..task() }] {
+            assert!(FinishedContent { task, ..finished }.verify(&signer, &signature).is_err());
+        }
         // The same bytes as another kind of statement.
         assert!(verify(domain::ACCEPTED, &finished.to_bytes(), &signer, &signature).is_err());
     }

@@ -99,6 +99,16 @@ impl Homes {
         if home == by { Ok(()) } else { Err(NotHome::Other { epoch, by, home }) }
     }
 
+    /// Whether `by` may seal entries `from..=to` of an epoch, whatever line they follow.
+    #[must_use]
+    pub fn may_seal(&self, epoch: Epoch, by: DeviceId, from: Seq, to: Seq) -> bool {
+        let prev = match self {
+            Self::Terms(terms) => terms.get(&epoch).map_or(Hash::ZERO, |term| term.prev),
+            Self::One(_) | Self::First(_) => Hash::ZERO,
+        };
+        self.check(epoch, by, from, to, prev).is_ok()
+    }
+
     /// Whether `by` is the home in an epoch, whatever the entries.
     #[must_use]
     pub fn is_home(&self, epoch: Epoch, by: DeviceId) -> bool {

@@ -1,5 +1,6 @@
 //! What goes into a resident and what comes out of it.
 
+use crate::crypto::sign::Task;
 use crate::entry::{Attachment, JournalMark, MemberSpec, Policy};
 use crate::event::Answer;
 use crate::id::{ChannelId, Hash, MemberId, NodeId};
@@ -81,8 +82,8 @@ pub enum Effect {
     },
     /// Send `Accepted` with this mark, signed; then feed [`Input::AcceptedDurable`].
     Accept {
-        /// Which.
-        id: AttemptId,
+        /// What is accepted.
+        task: Task,
         /// The home.
         home: NodeId,
         /// The journal's place.
@@ -124,8 +125,8 @@ pub enum Effect {
     },
     /// Send this after all events of the run.
     Finish {
-        /// Which.
-        id: AttemptId,
+        /// What has ended.
+        task: Task,
         /// The home.
         home: NodeId,
         /// Events in its journal.

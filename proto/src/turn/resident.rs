@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::io::{Admission, Effect, Input, Refusal, ResidentStep};
 use super::record::{Record, RestoreError, RunEvidence};
+use crate::crypto::sign::Task;
 use crate::entry::{Attachment, JournalMark, MemberSpec};
 use crate::event::Answer;
 use crate::id::{Attempt, ChannelId, Hash, Incarnation, MemberId, MessageId, NodeId};
@@ -92,6 +93,12 @@ struct Attempted {
     /// Its home gave it up while the harness had it: how it ends is told to nobody.
     void: bool,
     phase: Phase,
+}
+
+impl Attempted {
+    const fn task(&self, id: AttemptId) -> Task {
+        Task { id, member: self.member, payload: self.hash }
+    }
 }
 
 /// The resident side of one node, over all homes and channels.
@@ -205,8 +212,8 @@ impl Resident {
                 }
                 Record::Ended { id, events, length, journal, session } => {
                     if let Some(attempt) = resident.attempts.get_mut(&id) {
-                        let home = attempt.home;
-                        let finish = Effect::Finish { id, home, events, length, journal, session };
+                        let (task, home) = (attempt.task(id), attempt.home);
+                        let finish = Effect::Finish { task, home, events, length, journal, session };
                         attempt.phase = Phase::Ended(Box::new(finish));
                     }
                 }
@@ -234,8 +241,8 @@ impl Resident {
             attempt.phase = match found {
                 // The last event is synced before it is told to anybody, so a whole one is the truth.
                 RunEvidence { ended: true, events, length, journal: Some(journal) } => {
-                    let home = attempt.home;
-                    Phase::Ended(Box::new(Effect::Finish { id: *id, home, events, length, journal, session: None }))
+                    let (task, home) = (attempt.task(*id), attempt.home);
+                    Phase::Ended(Box::new(Effect::Finish { task, home, events, length, journal, session: None }))
                 }
                 // Events are written after the hand-over: where they are and its record is not, the record was lost.
                 RunEvidence { events, .. } if events > 0 || handed.contains(id) => {
@@ -473,7 +480,8 @@ impl Resident {
         let mark = self.mark();
         let phase = Phase::Accepted(mark, admission, work);
         self.attempts.insert(id, Attempted { home, member, hash, mark: Some(mark), void: false, phase });
-        step.effects.push(Effect::Accept { id, home, mark, start: true });
+        let task = Task { id, member, payload: hash };
+        step.effects.push(Effect::Accept { task, home, mark, start: true });
     }
 
     fn refuse(&mut self, step: &mut ResidentStep, home: NodeId, id: AttemptId, code: &str, message: &str) {
@@ -525,13 +533,13 @@ impl Resident {
         (events, length, journal): (u64, u64, Hash),
         session: Option<String>,
     ) {
-        let Some(Attempted { home, void, phase: phase @ Phase::Running(..), .. }) = self.attempts.get_mut(&id) else {
-            return;
-        };
+        let Some(attempt) = self.attempts.get_mut(&id) else { return };
+        let task = attempt.task(id);
+        let Attempted { home, void, phase: phase @ Phase::Running(..), .. } = attempt else { return };
         if *void {
             return self.forget(step, id);
         }
-        let finish = Effect::Finish { id, home: *home, events, length, journal, session: session.clone() };
+        let finish = Effect::Finish { task, home: *home, events, length, journal, session: session.clone() };
         *phase = Phase::Ended(Box::new(finish.clone()));
         self.record(Record::Ended { id, events, length, journal, session }, &mut step.records);
         step.sync = true;
@@ -590,15 +598,16 @@ impl Resident {
     fn resume(&self, step: &mut ResidentStep, home: NodeId, asked: &Asked) {
         let Some(attempt) = self.attempts.get(&asked.id) else { return };
         let id = asked.id;
+        let task = attempt.task(id);
         match &attempt.phase {
             Phase::Running(mark, _) => {
-                step.effects.push(Effect::Accept { id, home, mark: *mark, start: false });
+                step.effects.push(Effect::Accept { task, home, mark: *mark, start: false });
                 step.effects.push(Effect::Resume { id, home, from: asked.have });
             }
             Phase::Ended(finish) => {
                 // The home may have missed that it was ever handed over.
                 if let Some(mark) = attempt.mark {
-                    step.effects.push(Effect::Accept { id, home, mark, start: false });
+                    step.effects.push(Effect::Accept { task, home, mark, start: false });
                 }
                 step.effects.push(Effect::Resume { id, home, from: asked.have });
                 step.effects.push((**finish).clone());

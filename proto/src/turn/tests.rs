@@ -8,6 +8,7 @@ use rand_core::{Rng, SeedableRng};
 
 use super::resident::{ATTEMPTS_MAX, ATTEMPTS_OF_HOME_MAX, FENCES_MAX, HEADS_MAX, VERDICTS_MAX};
 use super::{Admission, Effect, Input, Refusal, Resident, ResidentStep, RestoreError, RunEvidence, SESSION_LEN_MAX};
+use crate::crypto::sign::Task;
 use crate::entry::{JournalMark, MemberKind, MemberSpec, Policy};
 use crate::event::Answer;
 use crate::id::{Attempt, ChannelId, DeviceId, Handle, Hash, Incarnation, MemberId, MessageId, NodeId};
@@ -286,10 +287,9 @@ fn what_runs_is_known_and_goes_on_from_where_the_home_stands() {
     rig.feed(Input::AcceptedDurable(id(1, 1)));
     let (verdict, effects) = rig.ask(id(1, 1), None);
     assert_eq!(verdict, Verdict::Known);
-    let expected = [
-        Effect::Accept { id: id(1, 1), home: HOME, mark, start: false },
-        Effect::Resume { id: id(1, 1), home: HOME, from: 1 },
-    ];
+    let task = Task { id: id(1, 1), member: MemberId(1), payload: Hash::of(PAYLOAD) };
+    let expected =
+        [Effect::Accept { task, home: HOME, mark, start: false }, Effect::Resume { id: id(1, 1), home: HOME, from: 1 }];
     assert_eq!(effects, expected);
 }
 
@@ -466,7 +466,10 @@ fn a_turn_waits_for_its_member_s_turn_before_it() {
         assert_eq!(rig.hear(HOME, delivery(id(2, 1), 1, PAYLOAD)), Vec::new(), "also when it comes twice");
         assert_eq!(refused(&rig.hear(HOME, delivery(id(3, 1), 1, PAYLOAD))), "busy", "one waits, not a queue of them");
         let effects = over(&mut rig);
-        assert!(matches!(effects.last(), Some(Effect::Accept { id: next, .. }) if *next == id(2, 1)), "{effects:?}");
+        assert!(
+            matches!(effects.last(), Some(Effect::Accept { task: next, .. }) if next.id == id(2, 1)),
+            "{effects:?}"
+        );
         assert!(matches!(rig.feed(Input::AcceptedDurable(id(2, 1)))[..], [Effect::Start { .. }]));
     }
 }
@@ -844,7 +847,7 @@ impl Shell {
         for effect in effects {
             match effect {
                 Effect::Admit { id, .. } => self.asking.push_back(*id),
-                Effect::Accept { id, start: true, .. } => self.accepted.push_back(*id),
+                Effect::Accept { task, start: true, .. } => self.accepted.push_back(task.id),
                 Effect::Start { id, member, .. } => {
                     assert!(self.started.insert(*id), "{id:?} starts twice");
                     assert!(self.running.values().all(|other| other != member), "two turns of {member} at once");

@@ -4,17 +4,15 @@
 //! their seal was good: that they make sense one after the other, that they were judged by an org chain that never
 //! goes back, and that authors who sign have signed exactly this.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tieline_proto::api::{ApiError, Code};
-use tieline_proto::channel::State;
-use tieline_proto::crypto::sign::{self, AcceptedContent, FinishedContent};
-use tieline_proto::entry::{Auth, Body, Draft, Entry, NewEntry};
+use tieline_proto::channel::{State, check_author};
+use tieline_proto::entry::{Auth, Body, Entry, NewEntry};
 use tieline_proto::event::{Event, Status};
-use tieline_proto::id::{Attempt, ChannelId, Hash, MessageId, OrgId, Seq};
-use tieline_proto::link::AttemptId;
-use tieline_proto::log::{Homes, JournalHash, Line, LogId, Term, Verifier, line};
-use tieline_proto::org::Org;
+use tieline_proto::id::{Attempt, ChannelId, ClientId, DeviceId, Hash, MessageId, OrgId, Seq};
+use tieline_proto::log::{Homes, JournalHash, Line, LogId, Seal, Term, Verifier, line};
+use tieline_proto::org::{Action, Org, allows};
 use tieline_proto::view::Head;
 
 /// What is wrong, and where.
@@ -42,21 +40,28 @@ pub struct End {
     journal: Hash,
     status: Status,
     text: String,
+    error: Option<String>,
+    /// The home gave it up, without an answer: then the journal goes as far as it goes.
+    given_up: bool,
 }
 
 /// A channel on its way through the check.
 pub struct Audit {
     channel: ChannelId,
     org: Org,
-    /// Place of each entry of the org's chain, by its hash.
+    /// Entries of the org's chain behind the first.
+    chain: Vec<Entry>,
+    /// Seq of each entry of the org's chain, by its hash.
     org_heads: BTreeMap<Hash, usize>,
-    /// Place of the head that the last entry was judged by.
-    org_at: usize,
+    /// The org as it was by the head that the last entry was judged by.
+    judged: Org,
     verifier: Verifier,
     state: Option<State>,
     /// Entries whose seal has not come yet.
     open: Vec<Entry>,
     ends: Vec<End>,
+    /// What devices have signed, by their own ids for it.
+    clients: BTreeSet<(DeviceId, ClientId)>,
 }
 
 impl Audit {
@@ -65,12 +70,21 @@ impl Audit {
     /// # Errors
     /// When the chain itself is bad: then nobody can say who may seal.
     pub fn new(channel: ChannelId, chain: &[u8]) -> Result<Self, ApiError> {
-        let org = Org::read(chain).map_err(|error| {
+        let bad = |error| {
             ApiError::new(Code::Internal, format!("the org's chain is bad: {error}"))
                 .hint("nothing can be verified without it; restore it from a backup or another box")
-        })?;
-        let entries = line::split(chain).filter(|line| matches!(Line::parse(line), Ok(Line::Entry(_))));
-        let org_heads = entries.enumerate().map(|(place, line)| (Line::hash(line), place)).collect();
+        };
+        let org = Org::read(chain).map_err(bad)?;
+        let judged = Org::founded(line::split(chain).next().unwrap_or_default()).map_err(bad)?;
+        let mut org_heads = BTreeMap::new();
+        let mut entries = Vec::new();
+        for line in line::split(chain) {
+            if let Ok(Line::Entry(entry)) = Line::parse(line) {
+                entries.push(entry);
+                org_heads.insert(Line::hash(line), entries.len());
+            }
+        }
+        let chain = entries.split_off(1);
         let terms = org.terms(&channel).iter().map(|term| Term {
             epoch: term.epoch,
             home: term.home,
@@ -78,7 +92,8 @@ impl Audit {
             prev: term.prev,
         });
         let verifier = Verifier::new(LogId::Channel(channel), Homes::terms(terms));
-        Ok(Self { channel, org, org_heads, org_at: 0, verifier, state: None, open: Vec::new(), ends: Vec::new() })
+        let (open, ends, clients) = (Vec::new(), Vec::new(), BTreeSet::new());
+        Ok(Self { channel, org, chain, org_heads, judged, verifier, state: None, open, ends, clients })
     }
 
     /// Takes the next line, without its LF.
@@ -126,13 +141,17 @@ impl Audit {
         if (hash.len(), hash.lines(), hash.hash()) != (end.length, end.events, end.journal) {
             return bad("is not the one that was signed");
         }
-        // A turn that never reached its harness has no last event.
-        let Some(last) = line::split(bytes).last() else { return Ok(()) };
-        match serde_json::from_slice(last) {
-            Ok(Event::Finished { outcome }) if outcome.status == end.status && outcome.text == end.text => Ok(()),
-            Ok(Event::Finished { .. }) => bad("tells another end than the log"),
-            // The home ended a turn whose journal goes no further.
-            Ok(_) if end.status != Status::Completed => Ok(()),
+        if end.given_up {
+            return Ok(());
+        }
+        // A journal without a last event, an empty one above all, proves no answer.
+        match line::split(bytes).last().map(serde_json::from_slice) {
+            Some(Ok(Event::Finished { outcome }))
+                if (outcome.status, &outcome.text, &outcome.error) == (end.status, &end.text, &end.error) =>
+            {
+                Ok(())
+            }
+            Some(Ok(Event::Finished { .. })) => bad("tells another end than the log"),
             _ => bad("does not tell how the turn ended"),
         }
     }
@@ -152,6 +171,17 @@ impl Audit {
         self.org.fingerprint()
     }
 
+    /// How far the org's chain goes that the channel was judged by.
+    pub const fn org_seq(&self) -> Seq {
+        self.org.seq()
+    }
+
+    /// Whether a seal is by the channel's home in the part that it seals.
+    pub fn is_by_home(&self, seal: &Seal) -> bool {
+        let sealed = &seal.seal;
+        self.verifier.homes().may_seal(sealed.epoch, seal.by, sealed.from, sealed.to) && seal.check_signature().is_ok()
+    }
+
     /// What people call the channel.
     pub fn name(&self) -> String {
         let draft = self.state.as_ref().map(|state| state.draft.name.as_str().to_owned());
@@ -166,90 +196,74 @@ impl Audit {
     }
 
     fn judge(&mut self, entry: Entry) -> Result<(), String> {
-        match self.org_heads.get(&entry.org) {
-            Some(place) if *place >= self.org_at => self.org_at = *place,
-            Some(_) => {
-                return Err("it was judged by an older head of the org's chain than the entry before it".to_owned());
-            }
-            None => return Err("it was judged by a head that the org's chain does not have".to_owned()),
-        }
-        self.author(&entry)?;
-        self.note_end(&entry);
+        self.judged_by(&entry.org)?;
         let Entry { seq, epoch, lamport, prev: _, org, ts, by, auth, body } = entry;
         let entry = NewEntry { seq, epoch, lamport, org, ts, by, auth, body };
-        let applied = match &mut self.state {
-            None => State::begin(&entry).map(|state| self.state = Some(state)),
-            Some(state) => state.apply(&entry),
-        };
-        applied.map_err(|error| error.to_string())
-    }
-
-    fn author(&self, entry: &Entry) -> Result<(), String> {
-        let wrong = |error: sign::SignError| format!("its author is not proved: {error}");
-        match &entry.auth {
-            Auth::Home => Ok(()),
-            Auth::Device { device, draft, sig } => {
-                sign::verify(sign::domain::DRAFT, draft.as_bytes(), device, sig).map_err(wrong)?;
-                if !self.is_enrolled(device) {
-                    return Err("it is signed by a device that was not of the org then".to_owned());
-                }
-                let draft: Draft = serde_json::from_str(draft).map_err(|error| format!("its draft: {error}"))?;
-                self.is_draft_of(&draft, entry)
-                    .then_some(())
-                    .ok_or_else(|| "its author signed something else than what stands here".to_owned())
-            }
-            Auth::Resident { node, sig } => {
-                let (message, attempt) = match &entry.body {
-                    Body::AttemptAccepted { message, attempt, .. } | Body::TurnFinished { message, attempt, .. } => {
-                        (*message, *attempt)
-                    }
-                    _ => return Err("a resident signs only what its turns do".to_owned()),
-                };
-                let turn = self.state.as_ref().and_then(|state| state.turns.get(&message));
-                if turn.is_none_or(|turn| turn.node != *node) || !self.is_enrolled(node) {
-                    return Err("it is signed by a node that did not run the turn".to_owned());
-                }
-                let id = AttemptId { channel: self.channel, run: message, attempt };
-                match &entry.body {
-                    Body::AttemptAccepted { mark, .. } => {
-                        let content =
-                            AcceptedContent { id, incarnation: mark.incarnation, count: mark.count, head: mark.head };
-                        content.verify(node, sig).map_err(wrong)
-                    }
-                    Body::TurnFinished { events, length, journal, session, .. } => {
-                        let session = session.as_deref();
-                        let content =
-                            FinishedContent { id, events: *events, length: *length, journal: *journal, session };
-                        content.verify(node, sig).map_err(wrong)
-                    }
-                    _ => Ok(()),
-                }
-            }
+        let Some(state) = &self.state else { return self.begin(&entry) };
+        let term = self.org.terms(&self.channel).iter().find(|term| term.epoch == epoch);
+        let home = term.map(|term| term.home).ok_or("its home epoch has no home")?;
+        check_author(state, home, &entry).map_err(|error| error.to_string())?;
+        self.signer(state, &entry)?;
+        if let (Auth::Device { device, .. }, Body::Posted { client: Some(client), .. }) = (&entry.auth, &entry.body)
+            && !self.clients.insert((*device, client.clone()))
+        {
+            return Err("its author signed it once, and it stands here a second time".to_owned());
         }
+        self.note_end(&entry);
+        let Some(state) = &mut self.state else { return Ok(()) };
+        state.apply(&entry).map_err(|error| error.to_string())
     }
 
-    /// Whether a device was in the org, and not yet revoked, by the head that the entry was judged by.
-    fn is_enrolled(&self, device: &tieline_proto::id::DeviceId) -> bool {
-        let known = self.org.device(device);
-        // Entry N of the chain stands at place N - 1.
-        known.is_some_and(|known| known.revoked.is_none_or(|seq| seq.0 > self.org_at as u64 + 1))
+    /// The channel's first entry: it must be of the channel, org and home that are said.
+    fn begin(&mut self, entry: &NewEntry) -> Result<(), String> {
+        let state = State::begin(entry).map_err(|error| error.to_string())?;
+        if entry.auth != Auth::Home {
+            return Err("it carries a signature that belongs on another kind of entry".to_owned());
+        }
+        let founder = self.org.terms(&self.channel).first().map(|term| term.home);
+        if state.id != self.channel || state.org() != self.org() || Some(state.draft.home) != founder {
+            return Err("it makes a channel of another org or home than the org's chain says".to_owned());
+        }
+        self.state = Some(state);
+        Ok(())
     }
 
-    fn is_draft_of(&self, draft: &Draft, entry: &Entry) -> bool {
-        let Auth::Device { device, .. } = &entry.auth else { return false };
-        let Body::Posted { client, run, post, .. } = &entry.body else { return false };
-        let member_agrees = draft.member.is_none_or(|member| entry.by == Some(member));
-        draft.org == self.org()
-            && draft.channel == self.channel
-            && draft.device == *device
-            && client.as_ref() == Some(&draft.client)
-            && *run == draft.run
-            && *post == draft.post
-            && member_agrees
+    /// Takes the org's chain up to the head that an entry was judged by; it never goes back.
+    fn judged_by(&mut self, head: &Hash) -> Result<(), String> {
+        let place = *self.org_heads.get(head).ok_or("it was judged by a head that the org's chain does not have")?;
+        let at = usize::try_from(self.judged.seq().0).unwrap_or(usize::MAX);
+        // The founding line is entry 1, and stands before those of the list.
+        if place < at {
+            return Err("it was judged by an older head of the org's chain than the entry before it".to_owned());
+        }
+        for entry in self.chain.get(at - 1..place - 1).unwrap_or_default() {
+            self.judged.apply(entry).map_err(|error| error.to_string())?;
+        }
+        Ok(())
     }
 
-    fn note_end(&mut self, entry: &Entry) {
-        if let Body::TurnFinished { message, attempt, status, text, events, length, journal, .. } = &entry.body {
+    /// Whether the signer was of the org by the head that the entry was judged by, and might say it.
+    fn signer(&self, state: &State, entry: &NewEntry) -> Result<(), String> {
+        let device = match &entry.auth {
+            Auth::Home => return Ok(()),
+            Auth::Device { device, .. } | Auth::Resident { node: device, .. } => device,
+        };
+        // A home lets a device in as soon as it hears of it, and judges by what it has on disk, which may be a little less.
+        let known = match self.judged.device(device) {
+            Some(_) => self.judged.live(device),
+            None => self.org.device(device),
+        };
+        let known = known.ok_or("it is signed by a device that was not of the org then")?;
+        let author = entry.by.and_then(|by| state.members.get(&by));
+        let is_person = author.is_some_and(|author| author.spec.node.is_none());
+        if is_person && !allows(known.role, Action::Post) {
+            return Err("it is signed by a device whose role does not let it post".to_owned());
+        }
+        Ok(())
+    }
+
+    fn note_end(&mut self, entry: &NewEntry) {
+        if let Body::TurnFinished { message, attempt, status, text, error, events, length, journal, .. } = &entry.body {
             self.ends.push(End {
                 seq: entry.seq,
                 message: *message,
@@ -259,6 +273,8 @@ impl Audit {
                 journal: *journal,
                 status: *status,
                 text: text.clone(),
+                error: error.clone(),
+                given_up: entry.auth == Auth::Home && *status != Status::Completed && text.is_empty(),
             });
         }
     }

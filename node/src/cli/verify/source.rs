@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use tieline_proto::api::{ApiError, Code};
 use tieline_proto::crypto::keys::DeviceKeys;
 use tieline_proto::id::{Attempt, ChannelId, MessageId, OrgId, Seq};
-use tieline_proto::log::{LINE_LEN_MAX, Line, LogId};
+use tieline_proto::log::{LINE_LEN_MAX, Line, LogId, line};
 use tieline_proto::org::Org;
 
 use super::audit::{Audit, Bad, End};
@@ -52,6 +52,36 @@ pub enum Mark {
     End {},
 }
 
+/// How the org's chain of a file stands to the one that this box has.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Standing {
+    /// This box has no chain of that org.
+    Unknown,
+    /// All of it is in this box's.
+    Known,
+    /// It goes on where this box's ends.
+    Further,
+    /// Neither continues the other.
+    Contradicts,
+}
+
+impl Standing {
+    fn of(file: &[u8], here: &[u8]) -> Self {
+        let (mut file, mut here) = (line::split(file), line::split(here));
+        if file.next() != here.next() {
+            return Self::Unknown;
+        }
+        loop {
+            match (file.next(), here.next()) {
+                (None, _) => return Self::Known,
+                (Some(_), None) => return Self::Further,
+                (Some(theirs), Some(ours)) if theirs == ours => {}
+                _ => return Self::Contradicts,
+            }
+        }
+    }
+}
+
 /// The form of exported files that this version writes and reads.
 pub const VERSION: u32 = 1;
 
@@ -85,8 +115,10 @@ pub enum Source {
         path: PathBuf,
         /// After the org's chain.
         reader: BufReader<File>,
-        /// The org's chain.
+        /// The org's chain: the longer one of the file's and this box's, if one continues the other.
         chain: Vec<u8>,
+        /// How the file's stands to this box's.
+        standing: Standing,
         /// Which channel it says it is.
         channel: ChannelId,
         /// The line after the log.
@@ -185,7 +217,25 @@ impl Source {
         {
             return Ok(Self::of(folder, folder.channel_here(named)?));
         }
-        Self::file(what)
+        let mut file = Self::file(what)?;
+        // A chain that a box of the org has kept by itself says more than one that came with what it is to judge.
+        if let Some(folder) = folder.filter(|folder| folder.own_org().is_some())
+            && let Self::File { chain, standing, .. } = &mut file
+        {
+            *standing = Standing::of(chain, &folder.chain);
+            if *standing == Standing::Known {
+                chain.clone_from(&folder.chain);
+            }
+        }
+        Ok(file)
+    }
+
+    /// How the org's chain that a file brought stands to the one of this box.
+    pub const fn standing(&self) -> Standing {
+        match self {
+            Self::Folder { .. } => Standing::Known,
+            Self::File { standing, .. } => *standing,
+        }
     }
 
     /// A channel of a data folder.
@@ -229,7 +279,8 @@ impl Source {
         if founder != Some(org) {
             return Err(no_export("its first line names another org than its chain"));
         }
-        Ok(Self::File { path: path.to_owned(), reader, chain, channel, after_log: None })
+        let standing = Standing::Unknown;
+        Ok(Self::File { path: path.to_owned(), reader, chain, standing, channel, after_log: None })
     }
 
     /// Which channel.
@@ -271,7 +322,8 @@ impl Source {
 
     /// Whether a good seal of a later batch stands behind the end of the good part: then what is wrong there is damage,
     /// and no write that is under way or broke off.
-    pub fn is_sealed_behind(&self, head: Seq) -> Result<bool, ApiError> {
+    pub fn is_sealed_behind(&self, audit: &Audit) -> Result<bool, ApiError> {
+        let head = audit.head().seq;
         let Self::Folder { layout, channel, .. } = self else { return Ok(false) };
         let log = LogId::Channel(*channel);
         for segment in segments(&layout.log(log))? {
@@ -281,7 +333,7 @@ impl Source {
                     && let Ok(Line::Seal(seal)) = Line::parse(&line)
                     && seal.seal.log == log.sealed_as()
                     && seal.seal.from > head.next()
-                    && seal.check_signature().is_ok()
+                    && audit.is_by_home(&seal)
                 {
                     return Ok(true);
                 }

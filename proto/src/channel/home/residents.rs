@@ -1,5 +1,6 @@
 //! What residents say, and what it proves.
 
+use super::super::author::{check_resident, task};
 use super::super::state::{Card, Turn, TurnPhase};
 use super::{Cited, Context, Effect, Home, JournalAppend, RunProgress, Step};
 use crate::crypto::sign::{AcceptedContent, FinishedContent};
@@ -89,8 +90,7 @@ impl Home {
                     self.forget(step, node, id, false);
                     return;
                 }
-                let content = FinishedContent { id, events, length, journal, session: session.as_deref() };
-                if !self.is_signed_end(node, &content, &auth) {
+                if !self.is_signed_end(node, id, (events, length, journal), session.as_deref(), &auth) {
                     return;
                 }
                 self.finished(step, context, id, (events, length, journal), session, auth);
@@ -119,15 +119,23 @@ impl Home {
 
     /// What this node's own resident says needs no signature: it stands under the seal. All others sign.
     pub(super) fn is_signed_acceptance(&self, node: NodeId, id: AttemptId, mark: JournalMark, auth: &Auth) -> bool {
+        let Some(turn) = self.state.turns.get(&id.run) else { return false };
         let JournalMark { incarnation, count, head } = mark;
-        let content = AcceptedContent { id, incarnation, count, head };
-        node == self.me
-            || matches!(auth, Auth::Resident { node: by, sig } if *by == node && content.verify(by, sig).is_ok())
+        let content = AcceptedContent { task: task(id, turn), incarnation, count, head };
+        check_resident(auth, node, self.me, |sig| content.verify(&node, sig)).is_ok()
     }
 
-    pub(super) fn is_signed_end(&self, node: NodeId, content: &FinishedContent<'_>, auth: &Auth) -> bool {
-        node == self.me
-            || matches!(auth, Auth::Resident { node: by, sig } if *by == node && content.verify(by, sig).is_ok())
+    fn is_signed_end(
+        &self,
+        node: NodeId,
+        id: AttemptId,
+        (events, length, journal): (u64, u64, Hash),
+        session: Option<&str>,
+        auth: &Auth,
+    ) -> bool {
+        let Some(turn) = self.state.turns.get(&id.run) else { return false };
+        let content = FinishedContent { task: task(id, turn), events, length, journal, session };
+        check_resident(auth, node, self.me, |sig| content.verify(&node, sig)).is_ok()
     }
 
     /// Whether news of this attempt may change anything: only the resident that runs it, only the current try.
@@ -313,8 +321,11 @@ impl Home {
             }
             Verdict::Ambiguous { reason } => Some(reason),
         };
-        if let Some(outcome) = self.runs.get(&id.run).and_then(RunProgress::outcome) {
-            // Its last event is here, though the resident has lost it: that is how it ended.
+        // Its last event is here, though the resident has lost it: that is how it ended. Of another node's turn only that
+        // node can say so, and it has lost what it would sign: a person decides.
+        if node == self.me
+            && let Some(outcome) = self.runs.get(&id.run).and_then(RunProgress::outcome)
+        {
             self.finish(step, context, id, outcome, None, Auth::Home);
             return self.forget(step, node, id, false);
         }

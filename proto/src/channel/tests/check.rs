@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::{Card, TurnPhase};
+use super::super::{Card, State, TurnPhase, check_author};
 use super::harness::{Start, files_of};
 use super::world::World;
 use crate::entry::{Auth, Body, MemberKind};
@@ -99,8 +99,25 @@ impl World {
             let posts = posts.collect::<Vec<_>>();
             assert_eq!(posts, [(saved.message, &saved.text)], "I3, I4: {client:?}");
         }
+        self.check_authors();
         self.check_ends();
         self.check_whole_journals();
+    }
+
+    /// I12: what residents said carries what a verifier asks for. Posts come by no real door here.
+    fn check_authors(&self) {
+        let mut state: Option<State> = None;
+        for entry in &self.home.log.entries {
+            let Some(state) = &mut state else {
+                state = Some(State::begin(entry).expect("it folds"));
+                continue;
+            };
+            if !matches!(entry.body, Body::Posted { .. }) {
+                let checked = check_author(state, self.home.node, entry);
+                assert_eq!(checked, Ok(()), "I12: {entry:?}");
+            }
+            state.apply(entry).expect("it folds");
+        }
     }
 
     /// I5, I6: each turn ends once, and what its resident signed is what the home has.

@@ -279,6 +279,13 @@ fn the_log_cannot_say_what_cannot_be() {
     refused(Body::CardAnswered { card: held, choice: Vec::new(), text: None });
     refused(Body::RoundClosed { message, number: 1, results: Vec::new(), routed: Default::default() });
     refused(Body::StopRequested { message: MessageId(1) });
+    // Its word would be read as the home's, or as everybody's.
+    for handle in crate::id::RESERVED_HANDLES {
+        let handle = crate::id::Handle::lexical(handle, "handle").expect("the grammar allows it");
+        let spec = crate::entry::MemberSpec { handle: handle.clone(), ..state.members[&elk].spec.clone() };
+        refused(Body::MemberAdded { member: spec, client: None });
+        refused(Body::MemberChanged { member: elk, change: crate::entry::MemberChange::Renamed { handle } });
+    }
     // Who has left cannot be changed, nor leave again: its handle may be somebody else's by then.
     let mut state = state.clone();
     state.apply(&follow(&state, Body::MemberRemoved { member: elk })).expect("it leaves");

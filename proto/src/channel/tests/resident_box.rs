@@ -8,10 +8,10 @@ use super::disk::File;
 use super::harness::{Act, FakeTurn, Start, messages_of};
 use super::net::check_fits;
 use super::world::World;
-use crate::crypto::sign::{AcceptedContent, FinishedContent, device_id};
+use crate::crypto::sign::{AcceptedContent, FinishedContent, Task, device_id};
 use crate::entry::{Auth, JournalMark, Policy};
 use crate::event::{Event, Status};
-use crate::id::{Hash, Incarnation, NodeId};
+use crate::id::{Hash, Incarnation, MemberId, NodeId};
 use crate::link::{AttemptId, Message};
 use crate::turn::{Admission, Effect, EventJournal, Input, Refusal, Resident, ResidentStep, RunEvidence};
 
@@ -40,6 +40,8 @@ pub struct ResidentBox {
     pub asking: Vec<AttemptId>,
     pub turns: BTreeMap<AttemptId, FakeTurn>,
     pub pumps: BTreeMap<AttemptId, Pump>,
+    /// What it signs about.
+    tasks: BTreeMap<AttemptId, Task>,
     /// Frames of long ago, for this box and from it.
     pub late_here: Vec<(Message, Vec<u8>)>,
     pub late_there: Vec<(Message, Vec<u8>)>,
@@ -61,6 +63,7 @@ impl ResidentBox {
             asking: Vec::new(),
             turns: BTreeMap::new(),
             pumps: BTreeMap::new(),
+            tasks: BTreeMap::new(),
             late_here: Vec::new(),
             late_there: Vec::new(),
         }
@@ -80,15 +83,21 @@ impl ResidentBox {
         if self.local { Auth::Home } else { Auth::Resident { node: self.node, sig: sig(&self.key) } }
     }
 
+    /// What it was handed as an attempt; anything, of one that it does not know.
+    fn task(&self, id: AttemptId) -> Task {
+        let unknown = Task { id, member: MemberId(0), payload: Hash::ZERO };
+        self.tasks.get(&id).copied().unwrap_or(unknown)
+    }
+
     fn accepted(&self, id: AttemptId, mark: JournalMark) -> Message {
         let JournalMark { incarnation, count, head } = mark;
-        let auth = self.sign(|key| AcceptedContent { id, incarnation, count, head }.sign(key));
+        let auth = self.sign(|key| AcceptedContent { task: self.task(id), incarnation, count, head }.sign(key));
         Message::Accepted { id, mark, auth }
     }
 
     pub fn finished(&self, id: AttemptId, end: &(u64, u64, Hash, Option<String>)) -> Message {
         let (events, length, journal, session) = end.clone();
-        let content = FinishedContent { id, events, length, journal, session: session.as_deref() };
+        let content = FinishedContent { task: self.task(id), events, length, journal, session: session.as_deref() };
         let auth = self.sign(|key| content.sign(key));
         Message::Finished { id, events, length, journal, session, auth }
     }
@@ -139,7 +148,9 @@ impl World {
         for effect in effects {
             match effect {
                 Effect::Admit { id, .. } => self.boxes[b].asking.push(id),
-                Effect::Accept { id, mark, start, .. } => {
+                Effect::Accept { task, mark, start, .. } => {
+                    let id = task.id;
+                    self.boxes[b].tasks.insert(id, task);
                     let message = self.boxes[b].accepted(id, mark);
                     self.send_home(b, message);
                     if start {
@@ -153,7 +164,9 @@ impl World {
                     pump.from = up.then_some(from);
                     pump.said = false;
                 }
-                Effect::Finish { id, events, length, journal, session, .. } => {
+                Effect::Finish { task, events, length, journal, session, .. } => {
+                    let id = task.id;
+                    self.boxes[b].tasks.insert(id, task);
                     let pump = self.boxes[b].pumps.entry(id).or_default();
                     pump.end = Some((events, length, journal, session));
                     pump.said = false;
