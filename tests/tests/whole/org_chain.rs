@@ -192,6 +192,9 @@ fn a_full_disk_takes_no_channel_and_no_device() {
 
 #[test]
 fn a_copy_that_could_not_be_written_is_fetched_when_there_is_space() {
+    if !is_root_for("a full disk under a copy of the org's chain") {
+        return;
+    }
     let dir = tempfile::tempdir().expect("a temporary folder");
     let tmpfs = Tmpfs::mount(&dir.path().join("small"), "8m");
     let mut plan = Plan::default();
