@@ -111,7 +111,7 @@ pub struct Draft {
     pub device: DeviceId,
     /// The device's own id for it; the home refuses to place a second one.
     pub client: ClientId,
-    /// The last head the device saw.
+    /// Kept for the last head that the device knows of; zeros today, and read by nobody.
     pub seen: Hash,
     /// The turn that posts.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -513,6 +513,22 @@ mod tests {
     }
 
     #[test]
+    fn a_chain_that_came_along_is_compared_with_the_one_of_this_box() {
+        let here = b"1\n2\n\n\n3\n";
+        let cases: [(&[u8], Standing); 6] = [
+            (b"1\n2\n3\n", Standing::Known),
+            (b"1\n2\n", Standing::Known),
+            (b"1\n2\n3\n4\n", Standing::Further),
+            (b"1\n2\nx\n", Standing::Contradicts),
+            (b"1\nx\n", Standing::Contradicts),
+            (b"0\n2\n3\n", Standing::Unknown),
+        ];
+        for (file, standing) in cases {
+            assert_eq!(Standing::of(file, here), standing, "{}", String::from_utf8_lossy(file));
+        }
+    }
+
+    #[test]
     fn unsealed_lines_are_cut_off() {
         assert_eq!(sealed_len(b"{\"seq\":1}\n{\"prev\":0}\n\n\n{\"seq\":2}\n"), 21);
         assert_eq!(sealed_len(b"{\"seq\":1}\n{\"prev\":0}"), 0);
