@@ -221,18 +221,21 @@ fn threat_a5_an_offer_does_not_outlive_a_jump_of_the_clock() {
     assert!(world.joiners[lab].joined.is_some());
 }
 
-/// Sends the first message alone: whoever does has the code.
-fn knock(world: &mut World, link: &str, seed: u64) {
+/// Sends the first message alone: whoever does has the code. The stream stays open at the host, and nothing more comes.
+/// False: the host did not take it.
+fn knock(world: &mut World, link: &str, seed: u64) -> bool {
     let thief = world.joiner(link, seed);
     world.connect(thief);
-    assert!(world.carry(thief, true, usize::MAX));
+    let knocked = world.carry(thief, true, usize::MAX);
+    world.joiners[thief].conn = None;
+    knocked
 }
 
 #[test]
 fn threat_pair_who_has_the_link_cannot_keep_the_device_out() {
     let mut world = World::new();
     let link = world.offer();
-    (10..14).for_each(|seed| knock(&mut world, &link, seed));
+    assert!((10..14).all(|seed| knock(&mut world, &link, seed)));
     let lab = world.joiner(&link, 1);
     world.pair(lab);
     assert!(world.joiners[lab].joined.is_some());
@@ -244,7 +247,8 @@ fn threat_pair_streams_that_show_the_code_in_vain_are_an_alarm() {
     let link = world.offer();
     for seed in 0..u64::from(IN_VAIN_MAX) + 4 {
         assert!(world.host.is_offering(), "{seed}");
-        knock(&mut world, &link, 10 + seed);
+        let last = seed == u64::from(IN_VAIN_MAX) + 3;
+        assert_eq!(knock(&mut world, &link, 10 + seed), !last, "{seed}");
     }
     assert_eq!(world.refusals, [Reason::Raced]);
     assert!(!world.host.is_offering());
