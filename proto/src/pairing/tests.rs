@@ -293,7 +293,7 @@ fn threat_pair_a_host_cannot_keep_a_device_waiting_piece_by_piece() {
         epoch: 0,
     };
     let secret = world.keys.noise_secret();
-    let noise = crate::crypto::noise::Handshake::responder(&prologue, &link.psk(), secret, &mut rng(5)).unwrap();
+    let noise = crate::crypto::noise::Handshake::responder(&prologue, &link.psk(), secret, rng(5)).unwrap();
     let mut host = pipe::Pipe::responder(noise);
     device.handle(DeviceInput::Connected { own_peer: peer, host_peer: HOST_PEER.to_vec() }, Millis(0));
     let turn = |device: &mut Device, host: &mut pipe::Pipe, now: u64| {
