@@ -338,6 +338,9 @@ pub(super) async fn send_all(link: &Link, stream: &mut WriteHalf<Stream>, bytes:
     Ok(())
 }
 
+/// Frames that may come before the answer to the first probe: a greeting, and what goes with it.
+const EARLY_MAX: usize = 16;
+
 async fn read_control(
     context: Context,
     stream: ReadHalf<Stream>,
@@ -346,6 +349,7 @@ async fn read_control(
 ) -> Result<(), CloseReason> {
     let link = &context.link;
     let mut up = Some(up);
+    let mut early = Vec::new();
     let mut frames = Frames::new(stream, opener);
     loop {
         match frames.next(link).await? {
@@ -359,6 +363,10 @@ async fn read_control(
                 if let Some(up) = up.take_if(|_| proved) {
                     context.shared.up(link);
                     context.events.control(link.number, up).await.map_err(|_| stopping())?;
+                    for (message, tail) in early.drain(..) {
+                        let frame = NetEvent::Frame { node: link.node, lane: Lane::Control, message, tail };
+                        context.events.control(link.number, frame).await.map_err(|_| stopping())?;
+                    }
                     // Frames of lanes wait for this, so that none is seen before the link is up.
                     link.proven.send_replace(true);
                 }
@@ -366,7 +374,9 @@ async fn read_control(
             Some((Message::Bye { code, reason }, _)) => return Err(told(&code, reason)),
             Some((Message::LaneOpen { lane }, key)) => link.lanes.announced(lane, &key)?,
             Some((Message::Unknown, _)) => tracing::debug!(node = %link.node.short(), "frame of a newer version"),
-            Some(_) if up.is_some() => return Err(CloseReason::protocol("a frame before the first proof")),
+            // The far side has its proof and speaks, while the answer to our own probe is still behind its first words.
+            Some(frame) if up.is_some() && early.len() < EARLY_MAX => early.push(frame),
+            Some(_) if up.is_some() => return Err(CloseReason::protocol("too many frames before the first proof")),
             Some((message, tail)) => {
                 let frame = NetEvent::Frame { node: link.node, lane: Lane::Control, message, tail };
                 context.events.control(link.number, frame).await.map_err(|_| stopping())?;

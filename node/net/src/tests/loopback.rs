@@ -194,3 +194,28 @@ async fn sixteen_lanes_opened_at_once_all_arrive() {
         seen.insert(number);
     }
 }
+
+/// Both sides speak as soon as they hear that the link is up: neither one's first words are a breach.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn first_words_of_either_side_are_heard() {
+    async fn greet(mut node: Node, other: NodeId) -> Node {
+        node.until_up(other).await;
+        for number in 0..3 {
+            node.net.send(other, numbered(number), Vec::new()).unwrap();
+        }
+        for number in 0..3 {
+            let wanted = |event: &NetEvent| matches!(event, NetEvent::LinkDown { .. }) || number_of(event).is_some();
+            let event = node.until(wanted).await;
+            assert_eq!(number_of(&event), Some((Lane::Control, number)), "{event:?}");
+        }
+        node
+    }
+    for seed in 60..80 {
+        let mut world = World::new(seed, 2);
+        let (a, b) = (world.start(0).await, world.start(1).await);
+        a.want(&b);
+        let (a_id, b_id) = (a.id, b.id);
+        let (a, b) = tokio::join!(tokio::spawn(greet(a, b_id)), tokio::spawn(greet(b, a_id)));
+        drop((a.unwrap(), b.unwrap()));
+    }
+}
