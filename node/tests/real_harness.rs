@@ -72,6 +72,20 @@ impl Drop for Model {
     }
 }
 
+/// Whether a history beneath a folder holds a text.
+fn holds(folder: &Path, text: &str) -> bool {
+    std::fs::read_dir(folder).into_iter().flatten().flatten().any(|item| {
+        let path = item.path();
+        // `projects` is Claude Code's, `sessions` is Codex's; what was typed is in other files too.
+        let of_sessions = path.iter().any(|part| part == "projects" || part == "sessions");
+        let is_history = of_sessions && path.extension().is_some_and(|extension| extension == "jsonl");
+        match item.file_type() {
+            Ok(kind) if kind.is_dir() => holds(&path, text),
+            _ => is_history && std::fs::read_to_string(&path).is_ok_and(|history| history.contains(text)),
+        }
+    })
+}
+
 /// A box with one of the two programs, and the model it talks to.
 struct Real {
     harness: &'static str,
@@ -81,6 +95,11 @@ struct Real {
 }
 
 impl Real {
+    /// Waits until the program has written a prompt into its own history: it does so in its own time.
+    async fn remembers(&self, prompt: &str) {
+        harness_support::until("the program to keep the prompt", || holds(&self.rig.root, prompt)).await;
+    }
+
     fn claude() -> Self {
         Self::claude_with(&[("ANTHROPIC_API_KEY", "key".to_owned())])
     }
@@ -333,6 +352,7 @@ async fn killed(real: &Real, in_tool: &str) {
     spec.policy = Policy::Full;
     let mut turn = real.rig.start(real.harness, spec);
     turn.until(|event| matches!(event, Event::ToolCall { .. })).await;
+    real.remembers("fake:tool").await;
     // It never ends by itself, and neither program takes it for something that it would rather refuse.
     real.kill_program();
     let dead = turn.done().await;
@@ -348,6 +368,7 @@ async fn killed(real: &Real, in_tool: &str) {
 
     let mut turn = real.rig.start(real.harness, real.next(&seen, "fake:slow(20,0.1)"));
     turn.until_text().await;
+    real.remembers("fake:slow").await;
     real.kill_program();
     let dead = turn.done().await;
     assert_eq!(dead.outcome.status, Status::Failed, "{dead:?}");

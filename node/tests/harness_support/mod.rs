@@ -214,3 +214,13 @@ pub async fn file_with<T>(path: &Path, ready: impl Fn(&str) -> Option<T>) -> T {
     };
     tokio::time::timeout(PATIENCE, wait).await.expect("the file is written")
 }
+
+/// Waits until something is so.
+pub async fn until(what: &str, is_so: impl Fn() -> bool) {
+    let wait = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    assert!(tokio::time::timeout(PATIENCE, wait).await.is_ok(), "waited {PATIENCE:?} for {what}");
+}

@@ -17,6 +17,11 @@ fn alone(setup: Setup) -> Node {
     for n in 0..12 {
         let _ = Channel::new(&node, "lobby").post(&format!("post {n}"));
     }
+    // Its only member may answer; what is compared later must not move.
+    until("the channel to be at rest", || {
+        let bot = Channel::new(&node, "lobby").member_status("bot");
+        (bot["state"] == "idle" && bot["queue"]["depth"] == 0).then_some(())
+    });
     node
 }
 
