@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use serde::de::IgnoredAny;
-use tieline_proto::log::{Chain, JournalHash};
+use tieline_proto::log::JournalHash;
 
 use super::commit::{JournalAppend, JournalId, Reason};
 use super::disk::{Disk, Open, ensure_dir, sync_dir};
@@ -268,50 +268,6 @@ pub fn recover<T: DeserializeOwned>(
     id: JournalId,
     visit: &mut dyn FnMut(&[u8]),
 ) -> io::Result<JournalState> {
-    recover_while(disk, layout, id, &mut |line| {
-        let good = serde_json::from_slice::<T>(line).is_ok();
-        if good {
-            visit(line);
-        }
-        good
-    })
-}
-
-/// The resident's own journal as it was found.
-#[derive(Clone, Debug)]
-pub struct AttemptsState<T> {
-    /// Its records, in order.
-    pub records: Vec<T>,
-    /// The chain, to be continued.
-    pub chain: Chain,
-    /// Bytes of whole lines.
-    pub len: u64,
-    /// Bytes behind them that were cut off.
-    pub cut: u64,
-}
-
-/// Reads the resident's own journal and cuts off what a crash left behind its last good record.
-///
-/// # Errors
-/// As the operating system says.
-pub fn recover_attempts<T: DeserializeOwned>(disk: &dyn Disk, layout: &Layout, n: u64) -> io::Result<AttemptsState<T>> {
-    let (mut records, mut chain) = (Vec::new(), Chain::default());
-    let state = recover_while(disk, layout, JournalId::Attempts(n), &mut |line| match chain.read(line) {
-        Ok(record) => {
-            records.push(record);
-            true
-        }
-        Err(_) => false,
-    })?;
-    Ok(AttemptsState { records, chain, len: state.len, cut: state.cut })
-}
-
-fn recover_while(
-    disk: &dyn Disk,
-    layout: &Layout,
-    id: JournalId,
-    good: &mut dyn FnMut(&[u8]) -> bool,
-) -> io::Result<JournalState> {
     let mut hash = JournalHash::new();
     let file = match disk.open(&layout.journal(id), Open::Write) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(JournalState { len: 0, hash, cut: 0 }),
@@ -321,9 +277,10 @@ fn recover_while(
     let mut lines = LineScanner::new(file.clone(), 0, file_len);
     while let Some(scanned) = lines.next_line()? {
         // A gap before a line is no padding: padding has nothing behind it.
-        if scanned.at != hash.len() || !scanned.ended || !good(scanned.line) {
+        if scanned.at != hash.len() || !scanned.ended || serde_json::from_slice::<T>(scanned.line).is_err() {
             break;
         }
+        visit(scanned.line);
         hash.update(scanned.line);
         hash.update(b"\n");
     }
